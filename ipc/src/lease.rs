@@ -1,0 +1,105 @@
+//! The messages of `proxyd-lease.sock`: a principal's right to use proxyd.
+//!
+//! The connection is the lease. A holder connects, sends [`LeaseRequest::Open`] (a sandbox's with
+//! its listening sockets attached, in the order of `descriptors`), and reads one [`LeaseReply`].
+//! Afterwards it may say which tool calls run, and ends with [`LeaseRequest::Close`]: proxyd drops
+//! the listeners, ends the flows and forgets the placeholders at once. A connection that ends
+//! without `Close` is a holder that died or that proxyd lost: its listeners go at once, what it
+//! was told (placeholders, name bindings) is kept for [`GRACE_SECONDS`], so that the same lease id
+//! can be opened again. When proxyd restarts, the holder opens the lease again by its id.
+
+use serde::{Deserialize, Serialize};
+
+use crate::fault::Fault;
+use crate::id::{CallId, LeaseId, SandboxId, SessionId};
+
+/// Version of these messages; a peer with another is refused.
+pub const VERSION: u32 = 1;
+
+/// How long a lease whose connection broke can be taken up again.
+pub const GRACE_SECONDS: u64 = 60;
+
+/// From the holder to proxyd.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum LeaseRequest {
+    Open(Open),
+    /// A tool call begins on this lease: requests from now on may carry its id in the audit.
+    CallStarted {
+        call: CallId,
+    },
+    CallFinished {
+        call: CallId,
+    },
+    Close,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Open {
+    pub version: u32,
+    /// Chosen by the holder, so that it can open the same lease again.
+    pub lease: LeaseId,
+    pub holder: Holder,
+    /// The name of the policy file that rules this lease, without `.toml`.
+    pub environment: String,
+    /// On whose behalf: the owner of the session (`uid:1000`). proxyd checks that the policy lets
+    /// this owner in; it believes the statement only from a daemon's uid or from that owner.
+    pub owner: String,
+    pub sandbox: Option<SandboxId>,
+    pub session: Option<SessionId>,
+    /// What the attached descriptors are, in order.
+    pub descriptors: Vec<Descriptor>,
+}
+
+/// Who holds a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holder {
+    /// sandboxd, for one sandbox: traffic comes over the attached sockets.
+    Sandbox,
+    /// harnessd: traffic comes over `proxyd-egress.sock` with the token of the reply.
+    Harness,
+    /// Somebody else on this host, over `proxyd-egress.sock` with the token of the reply.
+    Explicit,
+}
+
+/// One attached socket, living in the sandbox's network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Descriptor {
+    /// A listening TCP socket; `getsockname` of what it accepts is the address asked for.
+    /// Connections to port 53 arrive here too and are DNS over TCP.
+    Tcp,
+    /// A bound UDP socket on port 53, with `IPV6_RECVPKTINFO` set: DNS; answers go out from the
+    /// address that was asked.
+    DnsUdp,
+}
+
+/// From proxyd to the holder.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum LeaseReply {
+    Opened(Opened),
+    Refused {
+        fault: Fault,
+    },
+    /// proxyd ended the lease; the reason is for the log.
+    Revoked {
+        reason: String,
+    },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opened {
+    pub lease: LeaseId,
+    /// For `Harness` and `Explicit`: goes into `Proxy-Authorization: Bearer TOKEN`.
+    pub token: Option<String>,
+    /// The CA certificates that leaf certificates are issued from, PEM; more than one while the
+    /// CA is rotated. The holder merges them with the trust store of the sandbox's root.
+    pub ca_pem: String,
+    /// Variables for the sandbox: names from the policy, values are placeholders.
+    pub env: Vec<(String, String)>,
+    /// The policy generation in force.
+    pub generation: u64,
+}

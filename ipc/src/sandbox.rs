@@ -1,0 +1,201 @@
+//! The messages of sandboxd's two sockets: run a tool, ask after a call, run a command.
+//!
+//! | call on `sandboxd.sock` | body → answer |
+//! |---|---|
+//! | `GET /v1/health` | → [`Health`]: the layers of this host, the journal's identity |
+//! | `POST /v1/execute` | [`Execute`] → [`Receipt`], when the call has ended |
+//! | `GET /v1/calls/CALL` | → [`CallReport`] at once |
+//! | `POST /v1/calls/CALL/cancel` | → `{}`; the call ends with outcome `cancelled` |
+//! | `GET /v1/sandboxes` | → `{"sandboxes":[SandboxInfo…]}` |
+//! | `DELETE /v1/sandboxes/ID` | → `{}`: ends every process at once; the workspace stays |
+//! | `DELETE /v1/sessions/SESSION` | → `{}`: ends its sandboxes and removes its workspace |
+//!
+//! On `sandboxd-exec.sock` (SEQPACKET) a client sends one [`ExecRequest`] and reads [`ExecReply`]
+//! messages; what each request attaches stands at its variant.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::fault::Fault;
+use crate::id::{CallId, SandboxId, SessionId, WorkspaceId};
+
+/// One tool call. The same `call` again joins the running call or returns its receipt; it never
+/// runs twice.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Execute {
+    pub call: CallId,
+    pub session: SessionId,
+    /// The owner of the session. Believed only from harnessd's uid; else it must be the peer.
+    pub owner: String,
+    /// The fencing number of the session's holder: a lower one than seen before is a conflict.
+    pub fence: u64,
+    /// The journal this call was first sent to. If sandboxd's identity is another and it does not
+    /// know the call, the answer is `outcome_unknown`, never an execution.
+    pub journal: Option<String>,
+    /// The policy file, without `.toml`.
+    pub environment: String,
+    /// A directory from [`ExecRequest::Workspace`]; none: the session's own workspace.
+    pub workspace: Option<WorkspaceId>,
+    /// `bash`, `read`, `write`, `edit`, `glob`, `grep`.
+    pub tool: String,
+    pub input: Value,
+}
+
+/// What became of a call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Receipt {
+    pub call: CallId,
+    pub session: SessionId,
+    pub sandbox: Option<SandboxId>,
+    pub tool: String,
+    pub outcome: Outcome,
+    /// What the model reads. Never empty: `(no output)` stands for nothing.
+    pub content: Vec<Content>,
+    pub is_error: bool,
+    pub exit_code: Option<i32>,
+    /// Number of the signal that ended the command.
+    pub signal: Option<i32>,
+    /// Bytes the command wrote, before any cut.
+    pub output_bytes: u64,
+    /// Where the whole output lies, as the sandbox sees it, when `content` holds a part only.
+    pub spill: Option<String>,
+    /// RFC 3339, milliseconds.
+    pub started_at: String,
+    pub duration_ms: u64,
+    /// Microseconds spent making the sandbox, when this call was its first.
+    pub provision_us: Option<u64>,
+    /// The layers that confined it.
+    pub layers: Vec<Layer>,
+    /// Identity of the journal that holds this receipt.
+    pub journal: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It ran to its end, whatever its exit status.
+    Finished,
+    TimedOut,
+    OutOfMemory,
+    Cancelled,
+    /// It began, and nobody can say whether it did its work: the sandbox or the daemon ended first.
+    OutcomeUnknown,
+    /// It never began: a bad input, no sandbox to be had. Safe to try again.
+    Refused,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Content {
+    Text {
+        text: String,
+    },
+    /// Base64 of an image or a document the tool read.
+    Image {
+        media_type: String,
+        data: String,
+    },
+    Document {
+        media_type: String,
+        data: String,
+    },
+}
+
+/// One layer of confinement, as applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// `user-namespace`, `mount-namespace`, `network-namespace`, `landlock`, `seccomp`, …
+    pub name: String,
+    /// Its version or extent: `abi 7, fully enforced`, `x86_64 only, 94 rules`.
+    pub detail: String,
+}
+
+/// Answer of `GET /v1/calls/CALL`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum CallReport {
+    /// Not in this journal.
+    Unknown {
+        journal: String,
+    },
+    Running {
+        sandbox: Option<SandboxId>,
+        started_at: String,
+    },
+    Ended {
+        receipt: Box<Receipt>,
+    },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Health {
+    pub daemon: String,
+    pub version: String,
+    pub pid: u32,
+    /// Stands for this journal; a new one begins when the journal is lost.
+    pub journal: String,
+    /// `user` or `system`.
+    pub mode: String,
+    pub layers: Vec<Layer>,
+    /// What is weaker here than in the best case, in words.
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SandboxInfo {
+    pub sandbox: SandboxId,
+    pub session: Option<SessionId>,
+    pub environment: String,
+    pub owner: String,
+    /// Process id, on the host, of the sandbox's first process.
+    pub pid: u32,
+    /// Host uid that the sandbox's processes run as.
+    pub uid: u32,
+    pub created_at: String,
+    pub provision_us: u64,
+    /// Where the workspace lies on the host.
+    pub workspace: String,
+    pub running: Vec<CallId>,
+}
+
+/// From a client to `sandboxd-exec.sock`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ExecRequest {
+    /// Attached: one `O_PATH` or readable descriptor of a directory. Who can open it may use it.
+    /// `path` is how the caller named it, absolute. Answer: [`ExecReply::Workspace`]. The
+    /// workspace is the peer's: only its sessions may use it.
+    Workspace { path: String },
+    /// Attached: stdin, stdout, stderr, and the workspace directory when `path` is set.
+    /// Answers: `Started`, then `Exited`; the connection's end kills the command.
+    Exec {
+        environment: String,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        path: Option<String>,
+    },
+    /// After `Started`: deliver this signal number to the command's process group.
+    Signal { signal: i32 },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ExecReply {
+    Workspace {
+        workspace: WorkspaceId,
+    },
+    Started {
+        sandbox: SandboxId,
+        provision_us: u64,
+        layers: Vec<Layer>,
+    },
+    /// Exactly one of the two is set.
+    Exited {
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+    },
+    Refused {
+        fault: Fault,
+    },
+}

@@ -1,0 +1,42 @@
+//! The operator's own part of `harnessd.sock`, beside the Managed Agents wire API.
+//!
+//! | call | answer |
+//! |---|---|
+//! | `GET /cleanhands/v1/health` | [`Health`] |
+//! | `GET /cleanhands/v1/sessions/ID/log?after=SEQ&limit=N` | `{"events":[LogEvent…]}`: the log itself |
+//! | `GET /cleanhands/v1/sessions/ID/verify` | [`crate::vault::ChainReport`] |
+//!
+//! The wire API lives below `/v1/`; its types are harnessd's own, converted at its edge.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Key of a session's `metadata` that names the workspace it works in (a `WorkspaceId`).
+pub const METADATA_WORKSPACE: &str = "cleanhands.workspace";
+/// Key of an environment's `metadata` that names its policy file, without `.toml`.
+pub const METADATA_POLICY: &str = "policy";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Health {
+    pub daemon: String,
+    pub version: String,
+    pub pid: u32,
+    /// Names of the models in the configuration.
+    pub models: Vec<String>,
+    pub default_environment: String,
+}
+
+/// One event of a session as it is stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LogEvent {
+    /// From 1, without gaps.
+    pub seq: u64,
+    pub id: String,
+    pub time: String,
+    pub kind: String,
+    pub body: Value,
+    /// Of the event before, hex; 64 zeros for the first.
+    pub previous: String,
+    /// SHA-256, hex.
+    pub hash: String,
+}
