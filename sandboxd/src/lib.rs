@@ -1,1 +1,40 @@
-//! sandboxd
+//! sandboxd: disposable sandboxes for commands that a model wrote.
+//!
+//! Read [`execute`] first: one tool call from request to receipt. [`sandbox`] is the life of what
+//! it runs in; [`plan`] says what a sandbox will be, [`zygote`] makes it, [`init`] is its first
+//! process. [`journal`] is why one call id never runs twice. This daemon holds no secret, keeps no
+//! session log and has no network: its sandboxes' only way out is the lease ([`lease`]) that hands
+//! their listening sockets to proxyd.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+// The service: sockets, calls, receipts.
+pub mod config;
+pub mod control;
+pub mod exec;
+pub mod execute;
+pub mod journal;
+pub mod lease;
+pub mod output;
+pub mod pool;
+pub mod sandbox;
+pub mod tools;
+pub mod workspace;
+// The cells: what confines a command.
+pub mod cell;
+pub mod init;
+pub mod plan;
+pub mod probe;
+pub mod sys;
+pub mod zygote;
+
+/// Runs the daemon, or the role that `args` begins with, until it ends. `prefix` is what this
+/// executable needs before a role when it is started again.
+pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
+    let _ = prefix;
+    match args.first().and_then(|a| a.to_str()) {
+        Some("zygote") => zygote::main(args[1..].to_vec()),
+        _ => ExitCode::FAILURE,
+    }
+}

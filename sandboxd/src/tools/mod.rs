@@ -1,0 +1,3 @@
+//! The tools a model may call: one file each.
+
+pub mod files;

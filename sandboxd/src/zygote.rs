@@ -1,0 +1,5 @@
+//! (zygote)
+
+pub fn main(_args: Vec<std::ffi::OsString>) -> std::process::ExitCode {
+    std::process::ExitCode::FAILURE
+}
