@@ -1,1 +1,5 @@
-fn main() {}
+//! The packaged proxyd: the library's `main` and nothing else.
+
+fn main() -> std::process::ExitCode {
+    proxyd::main(&[], std::env::args_os().skip(1).collect())
+}

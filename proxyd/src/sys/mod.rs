@@ -1,0 +1,4 @@
+//! The only place for unsafe code and raw system calls in proxyd; one file per kernel facility.
+
+#![allow(unsafe_code)]
+
