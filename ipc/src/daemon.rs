@@ -29,7 +29,8 @@ impl SelfExec {
     }
 }
 
-/// The sockets that systemd passed to this process, by their `FileDescriptorName=`.
+/// The sockets that systemd passed to this process: Unix sockets by the file name they are bound
+/// at, others by their `FileDescriptorName=`.
 pub struct Inherited(Vec<(String, OwnedFd)>);
 
 impl Inherited {
@@ -38,7 +39,8 @@ impl Inherited {
         let mut fds = Vec::new();
         if std::env::var_os("LISTEN_FDS").is_some() {
             for (raw, name) in sd_notify::listen_fds_with_names()? {
-                fds.push((name, crate::sys::adopt(raw)?));
+                let fd = crate::sys::adopt(raw)?;
+                fds.push((bound_name(&fd).unwrap_or(name), fd));
             }
         }
         Ok(Self(fds))
@@ -123,6 +125,14 @@ pub fn listen(inherited: &mut Inherited, path: &Path, kind: Kind) -> Result<Owne
     Ok(socket)
 }
 
+/// The file name of a Unix socket's own address.
+fn bound_name(socket: &OwnedFd) -> Option<String> {
+    let address = rustix::net::getsockname(socket).ok()?;
+    let address = SocketAddrUnix::try_from(address).ok()?;
+    let path = Path::new(std::str::from_utf8(address.path_bytes()?).ok()?);
+    Some(path.file_name()?.to_str()?.to_owned())
+}
+
 fn new_socket(kind: Kind) -> rustix::io::Result<OwnedFd> {
     let kind = match kind {
         Kind::Stream => SocketType::STREAM,
@@ -178,6 +188,16 @@ mod tests {
 
         assert!(matches!(second, Err(ListenError::InUse { .. })), "{second:?}");
         assert!(third.is_ok(), "{third:?}");
+    }
+
+    #[test]
+    fn a_passed_unix_socket_is_known_by_the_file_it_is_bound_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/y.sock");
+
+        let socket = listen(&mut nothing(), &path, Kind::SeqPacket).unwrap();
+
+        assert_eq!(bound_name(&socket).as_deref(), Some("y.sock"));
     }
 
     #[test]
