@@ -1,0 +1,3 @@
+//! Under way.
+/// Follows a session.
+pub struct Subscription {}
