@@ -1,0 +1,17 @@
+//! Bytes that must not be seen: no Debug, Display, Serialize or Clone, wiped on drop.
+
+use zeroize::Zeroizing;
+
+/// A secret value or a text that contains one.
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+impl Secret {
+    /// Takes over bytes. Copies that the caller made before stay the caller's to wipe.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
+    pub fn expose_secret(&self) -> &[u8] {
+        &self.0
+    }
+}
