@@ -1,1 +1,1 @@
-//! (init)
+//! PID 1 of a cell.
