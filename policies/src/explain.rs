@@ -1,0 +1,76 @@
+//! Why one request is decided as it is: every rule, in order, and where it parted.
+
+use core::fmt;
+
+use crate::denial;
+use crate::egress::{Decision, EgressRequest};
+use crate::path::CanonicalPath;
+use crate::policy::Policy;
+
+/// The decision about one request and what every rule had to say.
+#[derive(Debug)]
+pub struct Explanation {
+    /// Rules in order; those behind the deciding one are not reached.
+    pub steps: Vec<Step>,
+    /// `allowed by egress.allow[2], credential "github"`, or the reason of the denial.
+    pub outcome: String,
+    pub allowed: bool,
+    pub hint: Option<String>,
+}
+
+/// What one rule had to say.
+#[derive(Debug)]
+pub struct Step {
+    pub rule: String,
+    /// What the rule allows, in one line.
+    pub summary: String,
+    /// `matches`, or why not, or `not reached`.
+    pub verdict: String,
+}
+
+/// Explains the decision about one request; the decision itself is [`Policy::decide`]'s.
+pub fn explain(policy: &Policy, request: &EgressRequest<'_>) -> Explanation {
+    let path = CanonicalPath::parse(request.path);
+    let mut decided = denial::of_method(policy, request.method).is_some();
+    let steps = policy
+        .rules
+        .iter()
+        .map(|rule| {
+            let verdict = match rule.check(request, &path) {
+                _ if decided => "not reached".to_owned(),
+                Ok(()) => {
+                    decided = true;
+                    "matches".to_owned()
+                }
+                Err(miss) => denial::of_miss(policy, Some(rule), miss, request).reason,
+            };
+            Step { rule: rule.name.clone(), summary: rule.to_string(), verdict }
+        })
+        .collect();
+    match policy.decide(request) {
+        Decision::Allowed(permit) => {
+            let credential = permit.credential().map_or_else(
+                || ", no credential".to_owned(),
+                |credential| format!(", credential \"{}\"", credential.name),
+            );
+            let outcome = format!("allowed by {}{credential}", permit.rule());
+            Explanation { steps, outcome, allowed: true, hint: None }
+        }
+        Decision::Denied(denial) => {
+            Explanation { steps, outcome: denial.reason, allowed: false, hint: denial.hint }
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for step in &self.steps {
+            writeln!(f, "{}: {}\n    {}", step.rule, step.summary, step.verdict)?;
+        }
+        f.write_str(&self.outcome)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n{hint}"),
+            None => Ok(()),
+        }
+    }
+}
