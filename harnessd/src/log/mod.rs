@@ -6,6 +6,7 @@
 //! event carries the hash of the one before ([`chain`]). The API's other objects live in the same
 //! file ([`objects`]), so that a session and its first event appear together or not at all.
 
+mod append;
 pub mod chain;
 pub mod event;
 pub mod objects;
@@ -15,17 +16,18 @@ mod schema;
 mod subscribe;
 mod writer;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use ipc::fault::{Code, Fault};
 use ipc::id::SessionId;
-use ipc::session::LogEvent;
-use ipc::vault::ChainReport;
+use rusqlite::Connection;
 
-use event::{Event, NewEvent, Status};
-use objects::NewObject;
-
+pub use event::{
+    Agent, Body, CallOutcome, Created, ErrorKind, Event, Failure, HandKind, NewEvent, Note,
+    Permission, ReceiptFacts, RequestEnded, Retry, Status, StopReason, Tool, ToolResult, ToolUse,
+    Usage,
+};
 pub use owner::Ownership;
 pub use subscribe::Subscription;
 
@@ -47,6 +49,8 @@ pub enum LogError {
     Unreadable { session: SessionId, seq: u64, why: String },
     #[error("session log: {0}")]
     Database(Arc<rusqlite::Error>),
+    #[error("session lock: {0}")]
+    Lock(String),
     #[error("session log: the writer has ended")]
     Closed,
 }
@@ -63,7 +67,7 @@ impl From<LogError> for Fault {
             LogError::NoSession(_) | LogError::NoObject { .. } => Code::NotFound,
             LogError::Fenced { .. } | LogError::Moved(_) | LogError::Conflict(_) => Code::Conflict,
             LogError::Unreadable { .. } => Code::Internal,
-            LogError::Database(_) | LogError::Closed => Code::Unavailable,
+            LogError::Database(_) | LogError::Lock(_) | LogError::Closed => Code::Unavailable,
         };
         let fault = Fault::new(code, error.to_string());
         match code {
@@ -80,6 +84,9 @@ pub struct Guard {
     pub fence: Option<u64>,
     /// The log still ends with this event.
     pub last: Option<u64>,
+    /// The loop has nothing left to do after this append. Only together with `last`, else an
+    /// event that came in between would wait for ever.
+    pub settles: bool,
 }
 
 /// The summary of a session's chain, kept with each append.
@@ -116,89 +123,37 @@ pub struct Log {
     inner: Arc<Inner>,
 }
 
-struct Inner {}
+struct Inner {
+    path: PathBuf,
+    lock_file: PathBuf,
+    writer: writer::Writer,
+    readers: Mutex<Vec<Connection>>,
+    /// Asked for `data_version` only.
+    watcher: Mutex<Connection>,
+    signals: subscribe::Signals,
+}
 
 impl Log {
     /// Opens or creates `sessions.db` in `dir`, which must be private. Blocking.
     pub fn open(dir: &Path) -> Result<Self, LogError> {
-        todo!()
+        let path = dir.join("sessions.db");
+        let connection = schema::open_writer(&path)?;
+        let watcher = schema::open_reader(&path)?;
+        let writer =
+            writer::Writer::start(connection).map_err(|e| LogError::Conflict(e.to_string()))?;
+        let inner = Inner {
+            path,
+            lock_file: dir.join("owners.lock"),
+            writer,
+            readers: Mutex::new(Vec::new()),
+            watcher: Mutex::new(watcher),
+            signals: subscribe::Signals::default(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
+}
 
-    /// Creates a session with its object (kind `session`, id = session id) and first events.
-    pub async fn create_session(
-        &self,
-        session: &SessionId,
-        object: NewObject,
-        events: Vec<NewEvent>,
-    ) -> Result<Vec<Event>, LogError> {
-        todo!()
-    }
-
-    /// Appends events, all or none. When this returns, they are on disk.
-    pub async fn append(
-        &self,
-        session: &SessionId,
-        guard: Guard,
-        events: Vec<NewEvent>,
-    ) -> Result<Vec<Event>, LogError> {
-        todo!()
-    }
-
-    /// The events after `after`, oldest first, at most `limit`.
-    pub async fn slice(
-        &self,
-        session: &SessionId,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<Event>, LogError> {
-        todo!()
-    }
-
-    /// All events of a session, oldest first.
-    pub async fn all(&self, session: &SessionId) -> Result<Vec<Event>, LogError> {
-        todo!()
-    }
-
-    /// Events as they are stored, with their hashes, for the operator.
-    pub async fn stored(
-        &self,
-        session: &SessionId,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<LogEvent>, LogError> {
-        todo!()
-    }
-
-    pub async fn chain(&self, session: &SessionId) -> Result<Chain, LogError> {
-        todo!()
-    }
-
-    /// Recomputes the chain and says what is wrong: a gap, a rewrite, a truncation.
-    pub async fn verify(&self, session: &SessionId) -> Result<ChainReport, LogError> {
-        todo!()
-    }
-
-    /// Removes a whole session and leaves a tombstone.
-    pub async fn delete(&self, session: &SessionId, by: &str) -> Result<Tombstone, LogError> {
-        todo!()
-    }
-
-    pub async fn tombstone(&self, session: &SessionId) -> Result<Option<Tombstone>, LogError> {
-        todo!()
-    }
-
-    /// Sessions whose loop has something to do.
-    pub async fn unsettled(&self) -> Result<Vec<SessionId>, LogError> {
-        todo!()
-    }
-
-    /// Takes the session for this process, or says that another process has it.
-    pub async fn acquire(&self, session: &SessionId) -> Result<Option<Ownership>, LogError> {
-        todo!()
-    }
-
-    /// Follows a session from `after` on.
-    pub fn subscribe(&self, session: &SessionId, after: u64) -> Subscription {
-        todo!()
-    }
+/// The time in the one form of the log: RFC 3339 in UTC, milliseconds; texts compare as times do.
+pub fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

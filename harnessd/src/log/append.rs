@@ -1,0 +1,171 @@
+//! Appending: the one way events come into the log, and the one way a session goes out of it.
+
+use ipc::id::SessionId;
+use ipc::session::LogEvent;
+use rusqlite::{Connection, params};
+
+use super::event::{Body, Event, NewEvent, Status};
+use super::objects::{self, NewObject};
+use super::{Chain, Guard, Log, LogError, Tombstone, chain, now, read};
+
+impl Log {
+    /// Creates a session with its object (kind `session`, id = session id) and first events.
+    pub async fn create_session(
+        &self,
+        session: &SessionId,
+        object: NewObject,
+        events: Vec<NewEvent>,
+    ) -> Result<Vec<Event>, LogError> {
+        let session = session.clone();
+        self.inner
+            .writer
+            .run(move |connection| {
+                let time = now();
+                let sql = "INSERT INTO chains (session, owner, status, events, head, fence,
+                           unsettled, created_at, updated_at)
+                           VALUES (?1, ?2, 'idle', 0, ?3, 0, 0, ?4, ?4)";
+                let values = params![session.as_str(), object.owner, chain::GENESIS, time];
+                connection.execute(sql, values)?;
+                objects::insert(connection, &object, &time)?;
+                append(connection, &session, Guard::default(), events)
+            })
+            .await
+    }
+
+    /// Appends events, all or none. When this returns, they are on disk.
+    pub async fn append(
+        &self,
+        session: &SessionId,
+        guard: Guard,
+        events: Vec<NewEvent>,
+    ) -> Result<Vec<Event>, LogError> {
+        let id = session.clone();
+        let appended =
+            self.inner.writer.run(move |connection| append(connection, &id, guard, events)).await?;
+        self.inner.signals.grown(session);
+        Ok(appended)
+    }
+
+    /// Removes a whole session and leaves a tombstone.
+    pub async fn delete(&self, session: &SessionId, by: &str) -> Result<Tombstone, LogError> {
+        let (id, by) = (session.clone(), by.to_owned());
+        let tombstone = self.inner.writer.run(move |connection| delete(connection, id, by)).await?;
+        self.inner.signals.grown(session);
+        Ok(tombstone)
+    }
+}
+
+fn append(
+    connection: &Connection,
+    session: &SessionId,
+    guard: Guard,
+    events: Vec<NewEvent>,
+) -> Result<Vec<Event>, LogError> {
+    let mut chain =
+        read::chain(connection, session)?.ok_or_else(|| LogError::NoSession(session.clone()))?;
+    check(&chain, guard)?;
+    // The clock may step back; the order of a session's times may not.
+    let time = now().max(chain.updated_at.clone());
+    let mut appended = Vec::with_capacity(events.len());
+    for event in events {
+        if let Some(status) = event.body.status() {
+            chain.status = status;
+        }
+        chain.unsettled |= calls_for_the_loop(&event.body);
+        appended.push(insert(connection, &mut chain, event, &time)?);
+    }
+    if guard.settles {
+        chain.unsettled = false;
+    }
+    let sql = "UPDATE chains SET status = ?2, events = ?3, head = ?4, unsettled = ?5,
+               updated_at = ?6 WHERE session = ?1";
+    let status = chain.status.as_str();
+    let summary =
+        params![session.as_str(), status, chain.events, chain.head, chain.unsettled, time];
+    connection.prepare_cached(sql)?.execute(summary)?;
+    Ok(appended)
+}
+
+fn check(chain: &Chain, guard: Guard) -> Result<(), LogError> {
+    let session = || chain.session.clone();
+    if let Some(ours) = guard.fence
+        && ours != chain.fence
+    {
+        return Err(LogError::Fenced { session: session(), ours });
+    }
+    if guard.last.is_some_and(|last| last != chain.events) {
+        return Err(LogError::Moved(session()));
+    }
+    if guard.fence.is_none() && chain.status == Status::Terminated {
+        return Err(LogError::Conflict(format!("session {} is archived", chain.session)));
+    }
+    Ok(())
+}
+
+fn calls_for_the_loop(body: &Body) -> bool {
+    body.needs_processing()
+        || matches!(body, Body::UserCustomToolResult { .. })
+        || matches!(body.status(), Some(Status::Running | Status::Rescheduling))
+}
+
+fn insert(
+    connection: &Connection,
+    chain: &mut Chain,
+    event: NewEvent,
+    time: &str,
+) -> Result<Event, LogError> {
+    let seq = chain.events + 1;
+    let (kind, body) = event.body.to_columns().map_err(|e| LogError::Unreadable {
+        session: chain.session.clone(),
+        seq,
+        why: e.to_string(),
+    })?;
+    let mut row = LogEvent {
+        seq,
+        id: event.id,
+        time: time.to_owned(),
+        kind,
+        body: serde_json::Value::Null,
+        previous: std::mem::take(&mut chain.head),
+        hash: String::new(),
+    };
+    row.hash = chain::hash(chain.session.as_str(), &row, &body);
+    let sql = "INSERT INTO events (session, seq, id, time, kind, body, previous, hash)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    connection.prepare_cached(sql)?.execute(params![
+        chain.session.as_str(),
+        seq,
+        row.id,
+        row.time,
+        row.kind,
+        body,
+        row.previous,
+        row.hash
+    ])?;
+    chain.events = seq;
+    chain.head = row.hash;
+    Ok(Event { seq, id: row.id, time: row.time, body: event.body })
+}
+
+fn delete(connection: &Connection, session: SessionId, by: String) -> Result<Tombstone, LogError> {
+    let chain =
+        read::chain(connection, &session)?.ok_or_else(|| LogError::NoSession(session.clone()))?;
+    let stone = Tombstone {
+        session,
+        owner: chain.owner,
+        deleted_at: now(),
+        deleted_by: by,
+        events: chain.events,
+        head: chain.head,
+    };
+    let id = stone.session.as_str();
+    let sql = "INSERT INTO tombstones (session, owner, deleted_at, deleted_by, events, head)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let values =
+        params![id, stone.owner, stone.deleted_at, stone.deleted_by, stone.events, stone.head];
+    connection.execute(sql, values)?;
+    connection.execute("DELETE FROM events WHERE session = ?1", [id])?;
+    connection.execute("DELETE FROM chains WHERE session = ?1", [id])?;
+    connection.execute("DELETE FROM objects WHERE kind = 'session' AND id = ?1", [id])?;
+    Ok(stone)
+}
