@@ -1,1 +1,100 @@
-//! The HTTP API.
+//! What clients see: the Managed Agents wire API, Tier A, and the operator's own routes.
+//!
+//! Read [`edge`] first: every request passes it, learns there whose it is, and gets its id. Then one
+//! file per resource: [`agents`], [`environments`], [`sessions`], [`events`], [`stream`]. What a
+//! request means is read by [`fields`], [`agent`], [`tools`] and [`wire_blocks`], which name the
+//! field of every error; what goes out is written by [`wire`]. Nothing here decides what a session
+//! does next: it appends to the log and the engine does.
+
+mod agent;
+mod agents;
+mod body;
+mod cursor;
+mod edge;
+mod environment;
+mod environments;
+mod error;
+mod events;
+mod fields;
+pub mod keys;
+mod loopback;
+mod operator;
+mod page;
+mod query;
+mod send;
+mod session;
+mod sessions;
+mod stream;
+mod tools;
+mod wire;
+mod wire_blocks;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+use crate::engine::Engine;
+
+pub use error::ApiError;
+pub use loopback::serve_loopback;
+
+/// What the API needs besides the engine.
+#[derive(Clone, Debug)]
+pub struct ApiConfig {
+    /// Holds the policy files that environments are bound to.
+    pub policies_dir: PathBuf,
+    /// The policy of environments that name none.
+    pub default_environment: String,
+    /// The keys of the loopback port; without it that port lets nobody in.
+    pub keys_file: Option<PathBuf>,
+}
+
+/// Shared by all requests. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiState {
+    engine: Engine,
+    config: Arc<ApiConfig>,
+    keys: Arc<keys::Keys>,
+    /// Held while an answer to a tool call is checked and appended, so that of two equal ones sent
+    /// at once only the first is stored.
+    answers: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl ApiState {
+    pub fn new(engine: Engine, config: ApiConfig) -> Self {
+        let keys = Arc::new(keys::Keys::new(config.keys_file.clone()));
+        Self { engine, config: Arc::new(config), keys, answers: Arc::default() }
+    }
+}
+
+/// All routes, for the Unix socket and for the loopback port alike.
+pub fn router(state: ApiState) -> Router {
+    Router::new()
+        .route("/v1/agents", post(agents::create).get(agents::list))
+        .route("/v1/agents/{agent}", get(agents::retrieve).post(agents::update))
+        .route("/v1/agents/{agent}/archive", post(agents::archive))
+        .route("/v1/agents/{agent}/versions", get(agents::versions))
+        .route("/v1/environments", post(environments::create).get(environments::list))
+        .route(
+            "/v1/environments/{environment}",
+            get(environments::retrieve).post(environments::update).delete(environments::delete),
+        )
+        .route("/v1/environments/{environment}/archive", post(environments::archive))
+        .route("/v1/sessions", post(sessions::create).get(sessions::list))
+        .route(
+            "/v1/sessions/{session}",
+            get(sessions::retrieve).post(sessions::update).delete(sessions::delete),
+        )
+        .route("/v1/sessions/{session}/archive", post(sessions::archive))
+        .route("/v1/sessions/{session}/events", post(send::send).get(events::list))
+        .route("/v1/sessions/{session}/events/stream", get(stream::stream))
+        .route("/cleanhands/v1/health", get(operator::health))
+        .route("/cleanhands/v1/sessions/{session}/log", get(operator::log))
+        .route("/cleanhands/v1/sessions/{session}/verify", get(operator::verify))
+        .fallback(edge::no_endpoint)
+        .method_not_allowed_fallback(edge::no_method)
+        .layer(axum::middleware::from_fn_with_state(state.clone(), edge::pass))
+        .with_state(state)
+}

@@ -1,0 +1,311 @@
+//! `/v1/sessions`: create, read, change, archive, delete.
+
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+use http::Uri;
+use ipc::id::SessionId;
+use ipc::session::METADATA_WORKSPACE;
+use serde_json::{Value, json};
+
+use super::agent::{Agent, patched_tools};
+use super::body::JsonBody;
+use super::edge::Owner;
+use super::error::ApiError;
+use super::fields::{Fields, Patch};
+use super::query::Parameters;
+use super::{ApiState, agents, environments, page, send, session};
+use crate::log::Guard;
+use crate::log::event::{Body, Created, NewEvent, Status};
+use crate::log::objects::{Change, NewObject, Object};
+
+pub const KIND: &str = "session";
+/// The wire API states no limit for titles.
+const TITLE_CHARS_MAX: usize = 1_024;
+const ID_CHARS_MAX: usize = ipc::id::ID_BYTES_MAX;
+const INITIAL_EVENTS_MAX: usize = 50;
+
+pub async fn create(
+    State(state): State<ApiState>,
+    Extension(owner): Extension<Owner>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let mut fields = Fields::of("", &body)?;
+    let (agent, base) = resolve_agent(&state, &owner, fields.required("agent")?).await?;
+    let environment_id = fields.required_text("environment_id", ID_CHARS_MAX)?;
+    let title = fields.text("title", TITLE_CHARS_MAX)?.value();
+    let metadata = fields.metadata()?;
+    for key in ["resources", "vault_ids", "budget"] {
+        fields.unsupported(key)?;
+    }
+    let initial = match fields.array("initial_events", INITIAL_EVENTS_MAX)?.value() {
+        Some(items) => send::read_initial("initial_events", items)?,
+        None => Vec::new(),
+    };
+    fields.finish()?;
+    agents::check_model(&state, "agent.model", &agent)?;
+    let environment =
+        state.engine.log().object(environments::KIND, &owner.0, &environment_id, None).await?;
+    environments::refuse_archived(&environment)?;
+    let policy = environments::bind(&state, &environments::of_object(&environment)?).await?;
+
+    let session = SessionId::random();
+    let effective = session::effective(&agent, &base.id, base.version);
+    let object = NewObject {
+        kind: KIND,
+        id: session.as_str().to_owned(),
+        owner: owner.0.clone(),
+        unique_name: None,
+        body: json!({
+            "title": title,
+            "metadata": metadata,
+            "agent": effective.snapshot,
+            "agent_id": base.id,
+            "agent_version": base.version,
+            "environment_id": environment_id,
+        }),
+    };
+    let created = Created {
+        owner: owner.0.clone(),
+        policy: policy.name.clone(),
+        workspace: session::workspace(&metadata)?,
+        agent: effective,
+    };
+    let mut events = vec![NewEvent::new(Body::SessionCreated(created))];
+    events.extend(initial.into_iter().map(NewEvent::new));
+    state.engine.create_session(&session, object, events).await?;
+    answer(&state, &owner, &session).await
+}
+
+pub async fn list(
+    State(state): State<ApiState>,
+    Extension(owner): Extension<Owner>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
+    let known = [
+        "limit",
+        "page",
+        "order",
+        "include_archived",
+        "created_at[op]",
+        "statuses[]",
+        "agent_id",
+        "agent_version",
+        "deployment_id",
+        "memory_store_id",
+    ];
+    let parameters = Parameters::of(&uri, &known)?;
+    let mut asked = page::asked(KIND, &owner.0, &parameters, page::MAX_LARGE)?;
+    for text in parameters.many("statuses") {
+        let why = "must be idle, running, rescheduling or terminated";
+        let status = Status::parse(text).ok_or_else(|| ApiError::field("statuses", why))?;
+        asked.query.statuses.push(status);
+    }
+    let agent = parameters.one("agent_id")?;
+    if let Some(agent) = agent {
+        asked.query.fields.push(("agent_id".to_owned(), json!(agent)));
+    }
+    if let Some(text) = parameters.one("agent_version")? {
+        if agent.is_none() {
+            return Err(ApiError::field("agent_version", "only together with agent_id"));
+        }
+        let bad = |_| ApiError::field("agent_version", "must be a whole number from 1");
+        let version: u64 = text.parse().map_err(bad)?;
+        asked.query.fields.push(("agent_version".to_owned(), json!(version)));
+    }
+    for key in ["deployment_id", "memory_store_id"] {
+        if parameters.one(key)?.is_some() {
+            return Err(ApiError::unsupported(key));
+        }
+    }
+    let page = page::read(&state, asked, &parameters).await?;
+    let mut data = Vec::with_capacity(page.objects.len());
+    for object in &page.objects {
+        match session::wire(&state, object).await {
+            Ok(session) => data.push(session),
+            // Deleted since the list was read.
+            Err(error) if error.status == http::StatusCode::NOT_FOUND => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut body = page::body(data, page.next);
+    body["prev_page"] = json!(page.prev);
+    Ok(Json(body))
+}
+
+pub async fn retrieve(
+    State(state): State<ApiState>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let object = state.engine.log().object(KIND, &owner.0, &id, None).await?;
+    Ok(Json(session::wire(&state, &object).await?))
+}
+
+pub async fn update(
+    State(state): State<ApiState>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let log = state.engine.log();
+    let object = log.object(KIND, &owner.0, &id, None).await?;
+    let session = session::id(&id)?;
+    let chain = log.chain(&session).await?;
+    let mut fields = Fields::of("", &body)?;
+    let title = fields.text("title", TITLE_CHARS_MAX)?;
+    let metadata = patched_metadata(&mut fields, &object)?;
+    let agent = patched_agent(&mut fields, &object)?;
+    if fields.any("vault_ids").is_some() {
+        return Err(ApiError::unsupported("vault_ids"));
+    }
+    fields.unsupported("budget")?;
+    fields.finish()?;
+    if chain.status == Status::Terminated {
+        return Err(ApiError::invalid(format!("session {id}: terminated sessions cannot change")));
+    }
+    let idle = session::status(&chain) == Status::Idle;
+    if agent.is_some() && !idle {
+        return Err(ApiError::conflict(format!("agent: session {id} is running: wait for idle")));
+    }
+
+    let mut document = object.body.clone();
+    let title = match title {
+        Patch::Keep => None,
+        Patch::Clear => Some(Value::Null),
+        Patch::Set(title) => Some(json!(title)),
+    };
+    let title = title.filter(|title| *title != document["title"]);
+    let metadata = metadata.filter(|metadata| *metadata != document["metadata"]);
+    let agent = agent.filter(|agent| agent.snapshot != document["agent"]);
+    if title.is_none() && metadata.is_none() && agent.is_none() {
+        return Ok(Json(session::wire(&state, &object).await?));
+    }
+    if let Some(title) = &title {
+        document["title"] = title.clone();
+    }
+    if let Some(metadata) = &metadata {
+        document["metadata"] = metadata.clone();
+    }
+    if let Some(agent) = &agent {
+        document["agent"] = agent.snapshot.clone();
+    }
+    // A new agent must not come between the events of a turn: the log must not have grown.
+    let guard = Guard { last: agent.is_some().then_some(chain.events), ..Guard::default() };
+    let event = NewEvent::new(Body::SessionUpdated { agent, title, metadata });
+    log.append(&session, guard, vec![event]).await?;
+    let change =
+        Change { body: document, unique_name: None, expected_version: None, new_version: false };
+    let object = log.change_object(KIND, &owner.0, &id, change).await?;
+    Ok(Json(session::wire(&state, &object).await?))
+}
+
+pub async fn archive(
+    State(state): State<ApiState>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let log = state.engine.log();
+    let object = log.object(KIND, &owner.0, &id, None).await?;
+    let session = session::id(&id)?;
+    if object.archived_at.is_none() {
+        if log.chain(&session).await?.status != Status::Terminated {
+            state.engine.archive(&session).await?;
+        }
+        log.archive_object(KIND, &owner.0, &id).await?;
+    }
+    answer(&state, &owner, &session).await
+}
+
+pub async fn delete(
+    State(state): State<ApiState>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    state.engine.log().object(KIND, &owner.0, &id, None).await?;
+    state.engine.delete(&session::id(&id)?, &owner.0).await?;
+    Ok(Json(json!({ "id": id, "type": "session_deleted" })))
+}
+
+async fn answer(
+    state: &ApiState,
+    owner: &Owner,
+    session: &SessionId,
+) -> Result<Json<Value>, ApiError> {
+    let object = state.engine.log().object(KIND, &owner.0, session.as_str(), None).await?;
+    Ok(Json(session::wire(state, &object).await?))
+}
+
+/// The agent a request names, with its overrides, and the stored version it comes from.
+async fn resolve_agent(
+    state: &ApiState,
+    owner: &Owner,
+    value: &Value,
+) -> Result<(Agent, Object), ApiError> {
+    let log = state.engine.log();
+    if let Some(id) = value.as_str() {
+        let object = log.object(agents::KIND, &owner.0, id, None).await?;
+        refuse_archived(&object)?;
+        return Ok((agents::of_object(&object)?, object));
+    }
+    let mut fields = Fields::of("agent", value)
+        .map_err(|_| ApiError::field("agent", "must be an agent's id or an object with one"))?;
+    let overrides = match fields.kind()? {
+        "agent" => false,
+        "agent_with_overrides" => true,
+        _ => {
+            let why = "must be agent or agent_with_overrides";
+            return Err(ApiError::field("agent.type", why));
+        }
+    };
+    let id = fields.required_text("id", ID_CHARS_MAX)?;
+    let version = fields.version("version")?;
+    let object = log.object(agents::KIND, &owner.0, &id, version).await?;
+    refuse_archived(&object)?;
+    let base = agents::of_object(&object)?;
+    let agent = if overrides { base.overridden(&mut fields)? } else { base };
+    fields.finish()?;
+    Ok((agent, object))
+}
+
+fn refuse_archived(agent: &Object) -> Result<(), ApiError> {
+    match agent.archived_at {
+        None => Ok(()),
+        Some(_) => Err(ApiError::field("agent", format!("agent {} is archived", agent.id))),
+    }
+}
+
+/// The metadata after an update. The workspace is where the session's work lies: it stays.
+fn patched_metadata(fields: &mut Fields<'_>, object: &Object) -> Result<Option<Value>, ApiError> {
+    let mut old = std::collections::BTreeMap::new();
+    if let Some(map) = object.body["metadata"].as_object() {
+        for (key, value) in map {
+            old.insert(key.clone(), value.as_str().unwrap_or_default().to_owned());
+        }
+    }
+    let new = fields.metadata_over(&old)?;
+    if new.get(METADATA_WORKSPACE) != old.get(METADATA_WORKSPACE) {
+        let path = format!("metadata.{METADATA_WORKSPACE}");
+        return Err(ApiError::field(&path, "can only be set when the session is created"));
+    }
+    Ok((new != old).then(|| json!(new)))
+}
+
+/// The agent after an update of its tools, which is all of it that can change.
+fn patched_agent(
+    fields: &mut Fields<'_>,
+    object: &Object,
+) -> Result<Option<crate::log::event::Agent>, ApiError> {
+    let Some(value) = fields.any("agent").filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let mut given = Fields::of("agent", value)?;
+    let snapshot = &object.body["agent"];
+    let unreadable = || ApiError::unavailable(format!("session {}: not readable", object.id));
+    let mut agent = Agent::of_document(snapshot).ok_or_else(unreadable)?;
+    agent.tools = patched_tools(&mut given, "agent.tools", &agent.tools)?;
+    given.unsupported("mcp_servers")?;
+    given.finish()?;
+    let id = snapshot["id"].as_str().ok_or_else(unreadable)?;
+    let version = snapshot["version"].as_u64().ok_or_else(unreadable)?;
+    Ok(Some(session::effective(&agent, id, version)))
+}
