@@ -1,0 +1,175 @@
+//! Promise: what runs in a sandbox sees and reaches nothing of the host, whatever it tries.
+#![allow(clippy::unwrap_used)]
+
+use cleanhands_tests::installation::{Installation, Setup};
+
+const POLICY: &str = "[sandbox]\nroot = \"host\"\n";
+
+fn started() -> Installation {
+    Installation::start(&Setup::default().policy("dev", POLICY))
+}
+
+fn claims(installation: &Installation, script: &str) -> String {
+    let (status, out, err) = installation.shell("dev", script);
+    assert_eq!(status, Some(0), "{out}\n{err}");
+    out
+}
+
+#[test]
+fn sees_no_file_of_the_host_but_its_programs() {
+    let installation = started();
+
+    let out = claims(
+        &installation,
+        "ls -A / | sort | tr '\\n' ' '; ls -A /root /home 2>&1 | tr '\\n' ' '",
+    );
+
+    for forbidden in ["boot", "srv", "var/lib", ".ssh", ".bash"] {
+        assert!(!out.contains(forbidden), "{out}");
+    }
+    let marker = installation.root().join("marker");
+    std::fs::write(&marker, "x").unwrap();
+    let script = format!("cat {} 2>&1; echo $?", marker.display());
+    assert!(claims(&installation, &script).trim_end().ends_with('1'));
+}
+
+#[test]
+fn has_no_capability_and_can_gain_none() {
+    let installation = started();
+
+    let out = claims(&installation, "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
+
+    for line in out.lines().filter(|l| l.starts_with("Cap")) {
+        assert!(line.ends_with("0000000000000000"), "{out}");
+    }
+    assert!(out.contains("NoNewPrivs:\t1") && out.contains("Seccomp:\t2"), "{out}");
+}
+
+#[test]
+fn cannot_make_namespaces_mounts_or_devices() {
+    let installation = started();
+
+    let script = "unshare -U true; echo $?; unshare -n true; echo $?; mount -t tmpfs t /tmp; echo $?; \
+        mknod /tmp/null c 1 3; echo $?; chroot / true; echo $?; hostname x; echo $?";
+    let out = claims(&installation, &format!("{{ {script}; }} 2>/dev/null"));
+
+    assert!(out.lines().count() == 6 && out.lines().all(|l| l != "0"), "{out}");
+}
+
+#[test]
+fn sees_and_reaches_no_process_but_its_own() {
+    let installation = started();
+    let pid = installation.pid("sandboxd");
+
+    let script = format!(
+        "ls -d /proc/[0-9]* | wc -l; kill -0 {pid} 2>/dev/null; echo $?; \
+         [ -e /proc/{pid} ] && cat /proc/{pid}/comm; true"
+    );
+    let out = claims(&installation, &script);
+
+    let count: usize = out.lines().next().unwrap().trim().parse().unwrap();
+    assert!(count < 12, "{out}");
+    assert!(!out.contains("sandboxd") && !out.contains("cleanhands"), "{out}");
+}
+
+#[test]
+fn inherits_no_descriptor_but_the_three_standard_ones() {
+    let installation = started();
+
+    let out = claims(
+        &installation,
+        "cd /proc/self/fd && for f in *; do echo $f; done | sort -n | tr '\\n' ' '",
+    );
+
+    // One more is the shell's own handle on the directory or script, opened by itself.
+    let numbers: Vec<&str> = out.split_whitespace().collect();
+    assert!(numbers.starts_with(&["0", "1", "2"]) && numbers.len() <= 4, "{out}");
+}
+
+#[test]
+fn has_no_network_but_loopback_and_no_other_socket_family() {
+    let installation = started();
+
+    let script = r#"
+cat /proc/net/dev | tail -n +3 | cut -d: -f1 | tr -d ' '
+python3 - <<'P'
+import socket
+for family, kind, proto in [(17,3,0),(40,1,0),(38,5,0),(2,3,1),(2,1,262),(31,3,0)]:
+    try:
+        socket.socket(family, kind, proto); print("OPEN", family, proto)
+    except OSError as e:
+        print("refused", family, proto, e.errno)
+P
+"#;
+    let out = claims(&installation, script);
+
+    assert!(out.starts_with("lo\n"), "{out}");
+    assert_eq!(out.matches("refused").count(), 6, "{out}");
+}
+
+#[test]
+fn writes_only_to_its_workspace_and_its_temporary_folders() {
+    let installation = started();
+
+    let script = "for d in / /usr /usr/bin /etc /bin /lib /dev /proc/sys/kernel; do \
+        if echo x > $d/cleanhands-probe 2>/dev/null; then echo \"WROTE $d\"; fi; done; \
+        echo x > /workspace/a && echo x > /tmp/b && echo fine";
+    let out = claims(&installation, script);
+
+    assert_eq!(out.trim(), "fine");
+}
+
+#[test]
+fn the_file_descriptor_of_the_workspace_leads_nowhere_else() {
+    let installation = started();
+
+    let script = "cd /workspace && cat ../../../../../../etc/shadow 2>&1; ls /proc/1/root/ 2>&1 | head -3; \
+        ls /proc/self/root/root 2>&1; true";
+    let out = claims(&installation, script);
+
+    assert!(!out.contains("root:"), "{out}");
+}
+
+#[test]
+fn exit_status_and_signals_come_through_exactly() {
+    let installation = started();
+
+    assert_eq!(installation.shell("dev", "exit 37").0, Some(37));
+    assert_eq!(installation.shell("dev", "kill -TERM $$").0, Some(128 + 15));
+    assert_eq!(installation.shell("dev", "kill -KILL $$").0, Some(128 + 9));
+}
+
+#[test]
+fn a_command_that_leaves_daemons_behind_ends_and_leaves_nothing_alive() {
+    let installation = started();
+    let before = descendants(installation.pid("sandboxd"));
+
+    let (status, out, _) =
+        installation.shell("dev", "setsid sleep 300 >/dev/null 2>&1 & (sleep 300 &) ; echo done");
+
+    assert_eq!((status, out.trim()), (Some(0), "done"));
+    cleanhands_tests::wait::until("the sandbox's processes to be gone", || {
+        (descendants(installation.pid("sandboxd")) <= before).then_some(())
+    });
+}
+
+/// How many processes descend from `pid`.
+fn descendants(pid: u32) -> usize {
+    let parents: Vec<(u32, u32)> = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| {
+            let number: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+            let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
+            Some((number, parent))
+        })
+        .collect();
+    let mut found = vec![pid];
+    let mut at = 0;
+    while at < found.len() {
+        let parent = found[at];
+        found.extend(parents.iter().filter(|(_, p)| *p == parent).map(|(n, _)| *n));
+        at += 1;
+    }
+    found.len() - 1
+}
