@@ -59,8 +59,8 @@ pub async fn retrieve(
     let parameters = Parameters::of(&uri, &["version"])?;
     let version = match parameters.one("version")? {
         None => None,
-        Some(text) => match text.parse::<u64>() {
-            Ok(version) if version >= 1 => Some(version),
+        Some(text) => match text.parse::<u32>() {
+            Ok(version) if version >= 1 => Some(u64::from(version)),
             _ => return Err(ApiError::field("version", "must be a whole number from 1")),
         },
     };
@@ -130,7 +130,7 @@ pub async fn versions(
         Some(text) => {
             let key = listing.position(text)?.key;
             let bad = |_| ApiError::field("page", "not a cursor of this list");
-            Some(key.parse::<u64>().map_err(bad)?)
+            Some(u64::from(key.parse::<u32>().map_err(bad)?))
         }
     };
     let log = state.engine.log();
@@ -155,8 +155,9 @@ pub fn check_model(state: &ApiState, path: &str, agent: &Agent) -> Result<(), Ap
     }
     let known = state.engine.models().join(", ");
     let why = format!(
-        "no model {:?} is configured here: add [models.\"{}\"] to harnessd.toml, or use one of: {known}",
-        agent.model.id, agent.model.id
+        "no model {id:?} is configured here: add [models.{id:?}] to harnessd.toml, or use one of: \
+         {known}",
+        id = agent.model.id
     );
     Err(ApiError::field(path, why))
 }

@@ -3,9 +3,12 @@
 //! Ordered by the time an event was processed; client events that still wait come last. Previews
 //! are never part of it.
 
+use std::collections::VecDeque;
+
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
+use ipc::id::SessionId;
 use serde_json::Value;
 
 use super::cursor::{Direction, Listing};
@@ -14,10 +17,12 @@ use super::error::ApiError;
 use super::query::{Order, Parameters, TimeRange};
 use super::wire::{Fold, WireEvent};
 use super::{ApiState, page, session, sessions};
-use crate::log::event::Event;
+use crate::log::{Log, LogError};
 
 /// Page size, default and maximum: what clients ask for.
 const LIMIT: usize = 1_000;
+/// Events read at once, so that memory does not grow with the session.
+const SLICE: usize = 1_000;
 
 pub async fn list(
     State(state): State<ApiState>,
@@ -38,37 +43,71 @@ pub async fn list(
     };
     let log = state.engine.log();
     log.object(sessions::KIND, &owner.0, &id, None).await?;
-    let events = log.all(&session::id(&id)?).await?;
-
-    let mut history = history(&id, &events);
-    if order == Order::Desc {
-        history.reverse();
-    }
-    let behind = |event: &WireEvent| match (behind, order) {
-        (None, _) => true,
-        (Some(place), Order::Asc) => event.place > place,
-        (Some(place), Order::Desc) => event.place < place,
-    };
+    let session = session::id(&id)?;
     let asked = |event: &WireEvent| {
         (types.is_empty() || types.contains(&event.kind)) && in_range(&range, event)
     };
-    let mut rest = history.into_iter().filter(|event| behind(event) && asked(event));
-    let page: Vec<WireEvent> = rest.by_ref().take(limit).collect();
-    let last = page.last().filter(|_| rest.next().is_some());
-    let next = last.map(|event| listing.cursor(Direction::After, &key(event)));
+    // One more than the page tells whether another follows.
+    let mut page: VecDeque<WireEvent> = VecDeque::new();
+    match order {
+        Order::Asc => {
+            read(log, &session, |event| {
+                if behind.is_none_or(|place| event.place > place) && asked(&event) {
+                    page.push_back(event);
+                }
+                page.len() <= limit
+            })
+            .await?;
+        }
+        Order::Desc => {
+            read(log, &session, |event| {
+                let before = behind.is_none_or(|place| event.place < place);
+                if before && asked(&event) {
+                    page.push_front(event);
+                    page.truncate(limit + 1);
+                }
+                before
+            })
+            .await?;
+        }
+    }
+    let more = page.len() > limit;
+    page.truncate(limit);
+    let next = page.back().filter(|_| more);
+    let next = next.map(|event| listing.cursor(Direction::After, &key(event)));
     Ok(Json(page::body(page.into_iter().map(|event| event.body).collect(), next)))
 }
 
-/// All events of a session as a client sees them, oldest first.
-fn history(session: &str, events: &[Event]) -> Vec<WireEvent> {
-    let mut fold = Fold::new(session);
-    let mut history: Vec<WireEvent> = Vec::new();
-    for event in events {
-        history.extend(fold.feed(event).into_iter().filter(|wire| wire.processed_at.is_some()));
+/// Gives the events of a session as a client sees them, oldest first, for as long as `take` wants.
+async fn read(
+    log: &Log,
+    session: &SessionId,
+    mut take: impl FnMut(WireEvent) -> bool,
+) -> Result<(), LogError> {
+    let mut fold = Fold::new(session.as_str());
+    let mut after = 0;
+    loop {
+        let events = log.slice(session, after, SLICE).await?;
+        for event in &events {
+            after = event.seq;
+            // What waits comes last, or again when it was processed.
+            let wires = fold.feed(event).into_iter().filter(|wire| wire.processed_at.is_some());
+            for wire in wires {
+                if !take(wire) {
+                    return Ok(());
+                }
+            }
+        }
+        if events.len() < SLICE {
+            break;
+        }
     }
-    history.extend(fold.finish());
-    history.extend(fold.queued());
-    history
+    for wire in fold.finish().into_iter().chain(fold.queued()) {
+        if !take(wire) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// An event without a time is in no range of times.

@@ -117,7 +117,7 @@ impl<'a> Fields<'a> {
         match self.any(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64() {
-                Some(number) if number >= 1 => Ok(Some(number)),
+                Some(number) if (1..=u64::from(u32::MAX)).contains(&number) => Ok(Some(number)),
                 _ => Err(ApiError::field(&self.path(key), "must be a whole number from 1")),
             },
         }

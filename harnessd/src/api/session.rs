@@ -11,10 +11,11 @@ use super::ApiState;
 use super::agent::Agent;
 use super::error::ApiError;
 use super::tools;
-use super::wire::{Fold, seconds, session_usage};
+use super::wire::Fold;
+use super::wire_bodies::{seconds, session_usage};
 use crate::log::event::{self, Body, Status, Usage};
 use crate::log::objects::Object;
-use crate::log::{Chain, Log, LogError};
+use crate::log::{Chain, Log, LogError, now};
 
 /// Reads a session's id from a path. What is no id names no session.
 pub fn id(text: &str) -> Result<SessionId, ApiError> {
@@ -76,10 +77,14 @@ struct Summary {
     active_millis: i64,
 }
 
+/// The events that say something about it, as the log names their kinds.
+const SUMMARY_KINDS: &[&str] =
+    &["status_running", "status_idle", "status_terminated", "model_request_ended"];
+
 async fn summary(log: &Log, session: &SessionId, now: &str) -> Result<Summary, LogError> {
     let mut fold = Fold::new(session.as_str());
     let mut usage = Usage::default();
-    for event in log.all(session).await? {
+    for event in log.of_kinds(session, SUMMARY_KINDS).await? {
         if let Body::ModelRequestEnded(ended) = &event.body {
             usage += ended.usage;
         }
@@ -129,11 +134,6 @@ pub async fn wire(state: &ApiState, object: &Object) -> Result<Value, ApiError> 
         "updated_at": updated,
         "archived_at": object.archived_at,
     }))
-}
-
-/// Now, in the one form that is stored.
-pub fn now() -> String {
-    format!("{:.3}", jiff::Timestamp::now())
 }
 
 fn millis_between(from: &str, to: &str) -> i64 {

@@ -109,7 +109,7 @@ pub async fn list(
             return Err(ApiError::field("agent_version", "only together with agent_id"));
         }
         let bad = |_| ApiError::field("agent_version", "must be a whole number from 1");
-        let version: u64 = text.parse().map_err(bad)?;
+        let version: u32 = text.parse().map_err(bad)?;
         asked.query.fields.push(("agent_version".to_owned(), json!(version)));
     }
     for key in ["deployment_id", "memory_store_id"] {

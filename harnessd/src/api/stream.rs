@@ -22,6 +22,7 @@ use super::wire::{Fold, WireEvent};
 use super::{ApiState, session, sessions};
 use crate::engine::{Live, LiveStream, Part, Preview};
 use crate::log::event::new_event_id;
+use crate::log::now;
 
 /// A comment is sent when nothing else was for this long: clients give up after 600 seconds and
 /// proxies between them often after 60.
@@ -141,7 +142,7 @@ impl Frames {
                 let body = json!({
                     "id": new_event_id(),
                     "type": "session.deleted",
-                    "processed_at": session::now(),
+                    "processed_at": now(),
                 });
                 self.ready.push_back(frame("session.deleted", &body));
                 self.ended = true;

@@ -273,14 +273,19 @@ mod tests {
 
     #[test]
     fn every_refusal_names_the_field() {
-        let custom = |name: &str, schema: Value| json!({ "type": "custom", "name": name, "description": "d", "input_schema": schema });
+        let custom = |name: &str, schema: Value| {
+            let mut tool = json!({ "type": "custom", "name": name, "description": "d" });
+            tool["input_schema"] = schema;
+            tool
+        };
         let object = || json!({ "type": "object" });
         for (tool, expected) in [
             (json!({ "type": "mcp_toolset" }), "tools[0].type: mcp_toolset: not supported"),
             (json!({ "type": "later_2030" }), "tools[0].type: unknown tool type"),
             (json!({ "name": "x" }), "tools[0].type: required"),
             (
-                json!({ "type": TOOLSET, "configs": [{ "name": "web_search", "enabled": true }] }),
+                json!({ "type": TOOLSET,
+                    "configs": [{ "name": "web_search", "enabled": true }] }),
                 "tools[0].configs[0].name: web_search: not supported",
             ),
             (
@@ -288,7 +293,8 @@ mod tests {
                 "tools[0].configs[0].name: \"bush\" is no tool",
             ),
             (
-                json!({ "type": TOOLSET, "default_config": { "permission_policy": { "type": "auto" } } }),
+                json!({ "type": TOOLSET, "default_config": {
+                    "permission_policy": { "type": "auto" } } }),
                 "tools[0].default_config.permission_policy.type: auto: not supported",
             ),
             (custom("bash", object()), "tools[0].name: \"bash\" is the name of a built-in"),

@@ -8,10 +8,11 @@
 use serde_json::{Map, Value, json};
 
 use super::wire_blocks;
-use crate::log::event::{
-    Agent, Body, CallOutcome, ErrorKind, Event, HandKind, Permission, RequestEnded, Retry,
-    StopReason, ToolResult, ToolUse, Usage,
+use super::wire_bodies::{
+    client_event, refusal, request_end, session_error, session_usage, stop_reason, tool_result,
+    tool_use, updated,
 };
+use crate::log::event::{Agent, Body, Event};
 
 /// An event as a client sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -270,149 +271,111 @@ fn agent_name(agent: &Agent) -> String {
     agent.snapshot["name"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Name and fields of an event that the client sent; `None` for all others.
-fn client_event(body: &Body) -> Option<(&'static str, Value)> {
-    Some(match body {
-        Body::UserMessage { content } => {
-            ("user.message", json!({ "content": wire_blocks::all(content) }))
-        }
-        Body::UserInterrupt {} => ("user.interrupt", json!({})),
-        Body::UserToolConfirmation { tool_use, allow, deny_message } => {
-            let result = if *allow { "allow" } else { "deny" };
-            let fields = json!({
-                "tool_use_id": tool_use,
-                "result": result,
-                "deny_message": deny_message,
-            });
-            ("user.tool_confirmation", fields)
-        }
-        Body::UserCustomToolResult { tool_use, content, is_error } => {
-            let fields = json!({
-                "custom_tool_use_id": tool_use,
-                "content": wire_blocks::all(content),
-                "is_error": is_error,
-            });
-            ("user.custom_tool_result", fields)
-        }
-        _ => return None,
-    })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::event::{RequestEnded, StopReason, Usage};
 
-/// Only what changed; metadata that became empty is left out, as the wire API does.
-fn updated(agent: Option<&Agent>, title: &Option<Value>, metadata: &Option<Value>) -> Value {
-    let mut fields = Map::new();
-    if let Some(agent) = agent {
-        fields.insert("agent".to_owned(), agent.snapshot.clone());
+    /// Events of one session, one second apart.
+    fn log(bodies: Vec<(&str, Body)>) -> Vec<Event> {
+        let event = |(at, (id, body)): (usize, (&str, Body))| Event {
+            seq: at as u64 + 1,
+            id: id.to_owned(),
+            time: format!("2026-01-01T00:00:{:02}.000Z", at + 1),
+            body,
+        };
+        bodies.into_iter().enumerate().map(event).collect()
     }
-    if let Some(title) = title {
-        fields.insert("title".to_owned(), title.clone());
+
+    fn turn() -> Vec<Event> {
+        let text = || vec![json!({ "type": "text", "text": "hi" })];
+        let ended = RequestEnded {
+            request: "sevt_start".into(),
+            failure: None,
+            model: None,
+            message: None,
+            stop_reason: Some("end_turn".into()),
+            stop_details: None,
+            cut: false,
+            usage: Usage { input_tokens: 3, ..Usage::default() },
+            first_token_ms: None,
+            duration_ms: 1,
+        };
+        let started = Body::ModelRequestStarted { model: "m".into(), profile: "p".into() };
+        log(vec![
+            ("sevt_user", Body::UserMessage { content: text() }),
+            ("sevt_run", Body::StatusRunning {}),
+            ("sevt_proc", Body::Processed { events: vec!["sevt_user".into()] }),
+            ("sevt_start", started),
+            ("sevt_say", Body::AgentMessage { request: "sevt_start".into(), content: text() }),
+            ("sevt_end", Body::ModelRequestEnded(ended)),
+            ("sevt_usage", Body::Usage { usage: Usage::default() }),
+            (
+                "sevt_idle",
+                Body::StatusIdle { stop_reason: StopReason::EndTurn, stop_details: None },
+            ),
+        ])
     }
-    let filled = |map: &&Value| map.as_object().is_some_and(|map| !map.is_empty());
-    if let Some(metadata) = metadata.as_ref().filter(filled) {
-        fields.insert("metadata".to_owned(), metadata.clone());
+
+    fn kinds(events: &[WireEvent]) -> Vec<&str> {
+        events.iter().map(|event| event.kind).collect()
     }
-    Value::Object(fields)
-}
 
-fn request_end(ended: &RequestEnded) -> Value {
-    json!({
-        "model_request_start_id": ended.request,
-        "is_error": ended.failure.is_some(),
-        "model_usage": {
-            "input_tokens": ended.usage.input_tokens,
-            "output_tokens": ended.usage.output_tokens,
-            "cache_creation_input_tokens": ended.usage.cache_creation_input_tokens,
-            "cache_read_input_tokens": ended.usage.cache_read_input_tokens,
-        },
-    })
-}
+    #[test]
+    fn a_normal_turn_comes_out_in_the_documented_order() {
+        let mut fold = Fold::new("sesn_abc");
+        let wires: Vec<WireEvent> = turn().iter().flat_map(|event| fold.feed(event)).collect();
 
-fn tool_use(call: &ToolUse) -> (&'static str, Value) {
-    // Clients expect a map; what a model wrote instead of one is shown inside one.
-    let input = match &call.input {
-        Value::Object(_) => call.input.clone(),
-        other => json!({ "input": other }),
-    };
-    if call.hand == HandKind::Client {
-        return ("agent.custom_tool_use", json!({ "name": call.name, "input": input }));
+        assert_eq!(
+            kinds(&wires),
+            [
+                "user.message",
+                "session.status_running",
+                "session.thread_status_running",
+                "user.message",
+                "span.model_request_start",
+                "agent.message",
+                "span.model_request_end",
+                "session.thread_status_idle",
+                "session.usage",
+                "session.status_idle",
+            ]
+        );
+        assert_eq!(wires[0].id, wires[3].id);
+        assert_eq!(wires[0].body["processed_at"], Value::Null);
+        assert_eq!(wires[3].body["processed_at"], "2026-01-01T00:00:03.000Z");
+        assert_eq!(wires[2].body["session_thread_id"], "sthr_abc");
+        assert_eq!(wires[8].body["usage"]["active_seconds"], 5.0);
+        assert_eq!(wires[9].body["stop_reason"]["type"], "end_turn");
     }
-    let mut fields = json!({ "name": call.name, "input": input });
-    match call.permission {
-        Permission::Allow => {
-            fields["evaluated_permission"] = json!("allow");
-            fields["evaluation"] = json!({ "type": "always_allow" });
-        }
-        Permission::Ask => {
-            fields["evaluated_permission"] = json!("ask");
-            fields["evaluation"] = json!({ "type": "always_ask" });
-        }
-        // No policy was consulted: the tool is unknown or disabled.
-        Permission::Deny => fields["evaluated_permission"] = json!("deny"),
+
+    #[test]
+    fn every_event_has_its_own_id_and_places_only_grow() {
+        let mut fold = Fold::new("sesn_abc");
+        let wires: Vec<WireEvent> = turn().iter().flat_map(|event| fold.feed(event)).collect();
+        let listed: Vec<&WireEvent> = wires.iter().filter(|w| w.processed_at.is_some()).collect();
+
+        let mut ids: Vec<&str> = listed.iter().map(|wire| wire.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), listed.len());
+        assert!(listed.windows(2).all(|pair| pair[0].place < pair[1].place));
+        assert!(listed.windows(2).all(|pair| pair[0].processed_at <= pair[1].processed_at));
     }
-    ("agent.tool_use", fields)
-}
 
-fn tool_result(result: &ToolResult) -> Value {
-    let is_error = result.is_error || result.outcome != CallOutcome::Finished;
-    json!({
-        "tool_use_id": result.tool_use,
-        "content": wire_blocks::all(&result.content),
-        "is_error": is_error,
-    })
-}
+    #[test]
+    fn what_waits_is_last_and_usage_without_idle_is_not_lost() {
+        let mut fold = Fold::new("sesn_abc");
+        let events = log(vec![
+            ("sevt_run", Body::StatusRunning {}),
+            ("sevt_usage", Body::Usage { usage: Usage::default() }),
+            ("sevt_stop", Body::UserInterrupt {}),
+        ]);
 
-fn session_error(error: ErrorKind, message: &str, retry: Retry) -> Value {
-    let kind = match error {
-        ErrorKind::Unknown => "unknown_error",
-        ErrorKind::ModelOverloaded => "model_overloaded_error",
-        ErrorKind::ModelRateLimited => "model_rate_limited_error",
-        ErrorKind::ModelRequestFailed => "model_request_failed_error",
-        ErrorKind::Billing => "billing_error",
-    };
-    let retry = match retry {
-        Retry::Retrying => "retrying",
-        Retry::Exhausted => "exhausted",
-        Retry::Terminal => "terminal",
-    };
-    json!({ "error": { "type": kind, "message": message, "retry_status": { "type": retry } } })
-}
+        let wires: Vec<WireEvent> = events.iter().flat_map(|event| fold.feed(event)).collect();
 
-fn stop_reason(reason: &StopReason) -> Value {
-    match reason {
-        StopReason::EndTurn => json!({ "type": "end_turn" }),
-        StopReason::RequiresAction { events } => {
-            json!({ "type": "requires_action", "event_ids": events })
-        }
-        StopReason::RetriesExhausted => json!({ "type": "retries_exhausted" }),
-        StopReason::Refusal => json!({ "type": "refusal" }),
+        assert_eq!(kinds(&wires)[2..], ["session.usage", "user.interrupt"]);
+        assert_eq!(kinds(&fold.queued()), ["user.interrupt"]);
+        assert_eq!(fold.finish(), []);
     }
-}
-
-fn refusal(details: &Value) -> Value {
-    json!({
-        "type": "refusal",
-        "category": details.get("category").and_then(Value::as_str),
-        "explanation": details.get("explanation").and_then(Value::as_str),
-    })
-}
-
-/// Tokens and time of a whole session. Costs are not tracked and stand as null.
-pub fn session_usage(usage: &Usage, active_millis: i64) -> Value {
-    json!({
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cache_read_input_tokens": usage.cache_read_input_tokens,
-        "cache_creation": {
-            "ephemeral_5m_input_tokens": usage.cache_creation_input_tokens,
-            "ephemeral_1h_input_tokens": 0,
-        },
-        "list_cost": null,
-        "active_seconds": seconds(active_millis),
-        "server_tool_use": { "web_search_requests": 0, "web_fetch_requests": 0 },
-    })
-}
-
-#[expect(clippy::cast_precision_loss, reason = "milliseconds of a session fit a double exactly")]
-pub fn seconds(millis: i64) -> f64 {
-    millis as f64 / 1000.0
 }

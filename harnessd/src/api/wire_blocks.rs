@@ -63,7 +63,8 @@ fn read_one(path: &str, item: &Value) -> Result<Value, ApiError> {
     let block = match fields.kind()? {
         "text" => {
             let text = fields.required("text")?;
-            json!({ "type": "text", "text": text_of(&fields.path("text"), text, 1, TEXT_CHARS_MAX)? })
+            let text = text_of(&fields.path("text"), text, 1, TEXT_CHARS_MAX)?;
+            json!({ "type": "text", "text": text })
         }
         "image" => json!({ "type": "image", "source": source(&mut fields, false)? }),
         "document" => {

@@ -69,6 +69,24 @@ impl Log {
         Ok(events)
     }
 
+    /// The events of some kinds only, as their column names them, oldest first.
+    pub async fn of_kinds(
+        &self,
+        session: &SessionId,
+        kinds: &'static [&'static str],
+    ) -> Result<Vec<Event>, LogError> {
+        let session = session.clone();
+        self.read(move |connection| {
+            let marks = vec!["?"; kinds.len()].join(", ");
+            let sql = format!("{COLUMNS} WHERE session = ? AND kind IN ({marks}) ORDER BY seq");
+            let mut statement = connection.prepare_cached(&sql)?;
+            let values = std::iter::once(session.as_str()).chain(kinds.iter().copied());
+            let rows = statement.query_map(rusqlite::params_from_iter(values), stored)?;
+            rows.map(|row| decode(&session, row?)).collect()
+        })
+        .await
+    }
+
     /// All events of a session, oldest first.
     pub async fn all(&self, session: &SessionId) -> Result<Vec<Event>, LogError> {
         self.since(session, 0).await
