@@ -1,26 +1,58 @@
 //! Finds injected values in what streams back and masks them at equal length.
+//!
+//! Lengths stay as they are, so that framing and `Content-Length` stay right. A byte waits only
+//! while it is part of a match that may still complete. A compressed body is decoded in step and
+//! goes on, as it came, once its decoded form is clear; a match there ends the stream, because a
+//! compressed body cannot be masked at equal length. What cannot be decoded is refused.
+//!
+//! [`forms`] lists the encodings that are searched, [`automaton`] does the search, [`masker`]
+//! streams plain bodies, [`encoded`] compressed ones.
+
+mod automaton;
+mod encoded;
+mod forms;
+mod masker;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::head::Fields;
+use crate::vault::Secret;
 
-/// What to search for. Clones share one automaton, wiped with the last of them.
+use automaton::Automaton;
+use encoded::Encoded;
+pub use forms::forms;
+use masker::Masker;
+
+/// What stands in the place of a found value.
+const MASK: u8 = b'*';
+
+/// The encodings that can be searched, as the value of an `Accept-Encoding` field.
+pub const ACCEPTED_ENCODINGS: &str = "gzip, br, zstd, identity";
+
+/// What to search for. Clones share one automaton, which is wiped with the last of them.
 #[derive(Clone)]
-pub struct Patterns {}
+pub struct Patterns(Arc<Automaton>);
 
 impl Patterns {
+    /// Patterns that find any of `needles`.
+    pub fn new(needles: &[Secret]) -> Self {
+        Self(Arc::new(Automaton::new(needles)))
+    }
+
     /// Whether there is nothing to search for.
     pub fn is_empty(&self) -> bool {
-        todo!()
+        self.0.is_empty()
     }
 }
 
 /// Why a body cannot go on to the sandbox. The stream must be reset.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScrubError {
     #[error("the answer's encoding {0:?} cannot be searched for injected values")]
     Unknown(String),
-    #[error("the answer's {0} body cannot be decoded")]
+    #[error("the answer's {0} body cannot be decoded, so it cannot be searched")]
     Decode(&'static str),
     #[error("the answer holds an injected value inside a {0} body")]
     Found(&'static str),
@@ -28,44 +60,170 @@ pub enum ScrubError {
     Bomb(&'static str),
 }
 
-/// The encodings that can be searched, as the value of an `Accept-Encoding` field.
-pub const ACCEPTED_ENCODINGS: &str = "gzip, br, zstd, identity";
-
 /// Searches one body as it streams.
-pub struct BodyScrubber {}
+pub struct BodyScrubber(Kind);
+
+enum Kind {
+    /// Nothing to search for.
+    Off,
+    Plain(Masker),
+    Encoded(Encoded),
+}
 
 impl BodyScrubber {
-    /// For a body with this `Content-Encoding`.
+    /// For a body with this `Content-Encoding`; of several fields, their values joined by commas.
     pub fn new(patterns: &Patterns, content_encoding: Option<&[u8]>) -> Result<Self, ScrubError> {
-        let _ = (patterns, content_encoding);
-        todo!()
+        if patterns.is_empty() {
+            return Ok(Self(Kind::Off));
+        }
+        let named = content_encoding.unwrap_or_default();
+        let mut codings = named
+            .split(|byte| *byte == b',')
+            .map(|coding| coding.trim_ascii().to_ascii_lowercase())
+            .filter(|coding| !coding.is_empty() && coding != b"identity");
+        let unknown =
+            || ScrubError::Unknown(String::from_utf8_lossy(named).chars().take(40).collect());
+        let kind = match (codings.next(), codings.next()) {
+            (None, _) => Kind::Plain(Masker::new(patterns.0.clone())),
+            (Some(one), None) => {
+                Kind::Encoded(Encoded::new(&one, patterns.0.clone()).ok_or_else(unknown)?)
+            }
+            (Some(_), Some(_)) => return Err(unknown()),
+        };
+        Ok(Self(kind))
     }
 
     /// Takes what came, gives what may go on.
     pub fn push(&mut self, chunk: Bytes) -> Result<Vec<Bytes>, ScrubError> {
-        let _ = chunk;
-        todo!()
+        match &mut self.0 {
+            Kind::Off => Ok(vec![chunk]),
+            Kind::Plain(masker) => Ok(masker.push(chunk)),
+            Kind::Encoded(encoded) => encoded.push(chunk),
+        }
     }
 
     /// Gives what was held back when the body has ended.
     pub fn finish(self) -> Result<Vec<Bytes>, ScrubError> {
-        todo!()
+        match self.0 {
+            Kind::Off => Ok(Vec::new()),
+            Kind::Plain(masker) => Ok(masker.finish()),
+            Kind::Encoded(encoded) => encoded.finish(),
+        }
     }
 
     /// How many values were masked so far.
     pub fn masked(&self) -> u64 {
-        todo!()
+        match &self.0 {
+            Kind::Plain(masker) => masker.found(),
+            Kind::Off | Kind::Encoded(_) => 0,
+        }
     }
 }
 
-/// Masks values in fields of a head or a trailer; says how many.
+/// Masks values in fields of a head or a trailer; says how many. The mask is legal in names too.
 pub fn scrub_fields(patterns: &Patterns, fields: &mut Fields) -> u64 {
-    let _ = (patterns, fields);
-    todo!()
+    if patterns.is_empty() {
+        return 0;
+    }
+    let mut found = 0;
+    for (name, value) in fields.iter_mut() {
+        for text in [name, value] {
+            if let Some((clean, count)) = mask_all(patterns, text) {
+                *text = Bytes::from(clean);
+                found += count;
+            }
+        }
+    }
+    found
 }
 
 /// Masks values in one text; says how many.
 pub fn scrub_text(patterns: &Patterns, text: &str) -> (String, u64) {
-    let _ = (patterns, text);
-    todo!()
+    match mask_all(patterns, text.as_bytes()) {
+        None => (text.to_owned(), 0),
+        // A value of whole characters leaves whole characters; any other leaves a legible rest.
+        Some((clean, count)) => (String::from_utf8_lossy(&clean).into_owned(), count),
+    }
+}
+
+/// The masked copy and the number of matches; none when nothing matched.
+fn mask_all(patterns: &Patterns, text: &[u8]) -> Option<(Vec<u8>, u64)> {
+    let mut clean: Option<Vec<u8>> = None;
+    let mut state = Automaton::ROOT;
+    let (mut found, mut masked_to) = (0, 0);
+    let mut at = 0;
+    while let Some(end) = patterns.0.next_match(&mut state, text, &mut at) {
+        let start = end - patterns.0.longest(state);
+        if found == 0 || start >= masked_to {
+            found += 1;
+        }
+        masked_to = end;
+        clean.get_or_insert_with(|| text.to_vec())[start..end].fill(MASK);
+    }
+    clean.map(|clean| (clean, found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patterns(values: &[&str]) -> Patterns {
+        let needles: Vec<_> = values.iter().flat_map(|v| forms(v.as_bytes())).collect();
+        Patterns::new(&needles)
+    }
+
+    #[test]
+    fn masks_values_in_fields_and_counts_them() {
+        let patterns = patterns(&["SECRET-CANARY-1"]);
+        let mut fields: Fields = [
+            ("x-plain", "nothing here"),
+            ("x-echo", "Bearer SECRET-CANARY-1; SECRET-CANARY-1"),
+            ("secret-canary-1", "lower case is another value"),
+            ("SECRET-CANARY-1", "a name"),
+        ]
+        .into_iter()
+        .map(|(n, v)| (Bytes::from_static(n.as_bytes()), Bytes::from_static(v.as_bytes())))
+        .collect();
+
+        let found = scrub_fields(&patterns, &mut fields);
+
+        assert_eq!(found, 3);
+        assert_eq!(&fields[1].1[..], b"Bearer ***************; ***************");
+        assert_eq!(&fields[3].0[..], b"***************");
+        assert_eq!(&fields[2].0[..], b"secret-canary-1");
+    }
+
+    #[test]
+    fn masks_text_at_equal_length() {
+        let patterns = patterns(&["SECRET-CANARY-1", "ünïcode-secret"]);
+
+        let (clean, found) = scrub_text(&patterns, "a SECRET-CANARY-1 b ünïcode-secret c");
+
+        assert_eq!(clean, "a *************** b **************** c");
+        assert_eq!(found, 2);
+    }
+
+    #[test]
+    fn encodings_that_cannot_be_searched_are_refused_only_when_there_is_something_to_find() {
+        let some = patterns(&["SECRET-CANARY-1"]);
+        let nothing = Patterns::new(&[]);
+        for (encoding, searchable) in [
+            ("", true),
+            ("identity", true),
+            ("GZIP", true),
+            ("x-gzip", true),
+            ("br", true),
+            ("zstd", true),
+            ("deflate", true),
+            ("identity, gzip", true),
+            ("gzip, br", false),
+            ("compress", false),
+            ("dcb", false),
+        ] {
+            let encoding = encoding.as_bytes();
+            assert_eq!(BodyScrubber::new(&some, Some(encoding)).is_ok(), searchable);
+            assert!(BodyScrubber::new(&nothing, Some(encoding)).is_ok());
+        }
+        assert!(BodyScrubber::new(&some, None).is_ok());
+    }
 }

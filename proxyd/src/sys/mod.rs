@@ -2,3 +2,8 @@
 
 #![allow(unsafe_code)]
 
+pub mod accounts;
+pub mod interfaces;
+pub mod packet;
+pub mod process;
+pub mod vault;

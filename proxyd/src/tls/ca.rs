@@ -1,1 +1,247 @@
-//! The CA: makes one, and issues leaf certificates from it. Runs in the vault child only.
+//! The certificate authority: makes one, and issues leaf certificates from it.
+//!
+//! Runs in the vault child, the only process that has the key. The subject holds a piece of the
+//! key's identifier, so that a rotated authority is another name and clients never mix the two up.
+
+use std::time::Duration;
+
+use policies::Host;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SubjectPublicKeyInfo,
+};
+use rustls_pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
+
+use crate::vault::Secret;
+
+/// Life of an authority. Its key never leaves the vault child; rotation does not wait for the end.
+const CA_LIFE_SECONDS: u64 = 10 * 365 * DAY_SECONDS;
+/// An authority with less left than this is followed by a new one at the next start.
+const CA_MARGIN_SECONDS: u64 = 60 * DAY_SECONDS;
+/// How far validity reaches back: a sandbox's clock may be behind ours.
+const LEAF_BACK_SECONDS: u64 = DAY_SECONDS;
+const CA_BACK_SECONDS: u64 = 2 * DAY_SECONDS;
+const DAY_SECONDS: u64 = 24 * 3600;
+
+/// An authority as it is kept. Times are seconds since 1970.
+pub struct Kept {
+    /// DER.
+    pub certificate: Vec<u8>,
+    /// PKCS #8, DER.
+    pub key: Secret,
+    pub not_before: u64,
+    pub not_after: u64,
+}
+
+/// An authority that can issue.
+pub struct Authority {
+    certificate: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+    not_before: u64,
+    not_after: u64,
+}
+
+/// Makes an authority.
+pub fn make(now: u64) -> Result<Kept, String> {
+    let key = KeyPair::generate().map_err(|error| cannot("make", &error))?;
+    let id = hex::encode(&Sha256::digest(key.subject_public_key_info())[..4]);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "Cleanhands");
+    params.distinguished_name.push(DnType::CommonName, format!("Cleanhands CA {id}"));
+    params.serial_number = Some(serial()?);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let not_before = now.saturating_sub(CA_BACK_SECONDS);
+    let not_after = now.saturating_add(CA_LIFE_SECONDS);
+    set_validity(&mut params, not_before, not_after);
+    let certificate = params.self_signed(&key).map_err(|error| cannot("make", &error))?;
+    Ok(Kept {
+        certificate: certificate.der().to_vec(),
+        key: Secret::new(key.serialize_der()),
+        not_before,
+        not_after,
+    })
+}
+
+impl Authority {
+    /// An authority from what [`make`] made.
+    pub fn load(kept: Kept) -> Result<Self, String> {
+        let Kept { certificate, key, not_before, not_after } = kept;
+        let certificate = CertificateDer::from(certificate);
+        let key = KeyPair::try_from(key.expose_secret()).map_err(|error| cannot("load", &error))?;
+        let issuer = Issuer::from_ca_cert_der(&certificate, key)
+            .map_err(|error| cannot("load", &error))?;
+        Ok(Self { certificate, issuer, not_before, not_after })
+    }
+
+    /// The certificate, PEM.
+    pub fn pem(&self) -> String {
+        let text = base64::Engine::encode(
+            &base64::engine::general_purpose::STANDARD,
+            self.certificate.as_ref(),
+        );
+        let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+        for line in text.as_bytes().chunks(64) {
+            pem.extend(line.iter().map(|byte| char::from(*byte)));
+            pem.push('\n');
+        }
+        pem.push_str("-----END CERTIFICATE-----\n");
+        pem
+    }
+
+    /// SHA-256 of the certificate, hex.
+    pub fn sha256(&self) -> String {
+        hex::encode(Sha256::digest(&self.certificate))
+    }
+
+    pub fn is_valid(&self, now: u64) -> bool {
+        (self.not_before..self.not_after).contains(&now)
+    }
+
+    /// Whether it is valid long enough to issue from.
+    pub fn lasts(&self, now: u64) -> bool {
+        self.is_valid(now) && self.not_after - now > CA_MARGIN_SECONDS
+    }
+
+    /// Issues a leaf certificate, DER, for a server of that name or address with that public key.
+    ///
+    /// The subject is empty and the name stands in the alternative names alone, which are critical
+    /// then (RFC 5280 section 4.2.1.6): a common name cannot hold more than 64 characters.
+    pub fn issue(
+        &self,
+        host: &Host,
+        spki: &[u8],
+        life_seconds: u64,
+        now: u64,
+    ) -> Result<Vec<u8>, String> {
+        let key = SubjectPublicKeyInfo::from_der(spki).map_err(|error| cannot("issue", &error))?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = vec![match host {
+            Host::Ip(address) => SanType::IpAddress(*address),
+            Host::Name(name) => SanType::DnsName(
+                name.as_str().try_into().map_err(|error| cannot("issue", &error))?,
+            ),
+        }];
+        params.serial_number = Some(serial()?);
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        set_validity(
+            &mut params,
+            now.saturating_sub(LEAF_BACK_SECONDS).max(self.not_before),
+            now.saturating_add(life_seconds).min(self.not_after),
+        );
+        let leaf =
+            params.signed_by(&key, &self.issuer).map_err(|error| cannot("issue", &error))?;
+        Ok(leaf.der().to_vec())
+    }
+}
+
+fn cannot(what: &str, error: &dyn std::fmt::Display) -> String {
+    format!("cannot {what} a certificate: {error}")
+}
+
+/// 16 random bytes, positive (RFC 5280 section 4.1.2.2) and never with a zero in front.
+fn serial() -> Result<SerialNumber, String> {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).map_err(|error| cannot("number", &error))?;
+    bytes[0] = (bytes[0] & 0x7f) | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+fn set_validity(params: &mut CertificateParams, not_before: u64, not_after: u64) {
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_before = epoch + Duration::from_secs(not_before);
+    params.not_after = epoch + Duration::from_secs(not_after);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::process::Command;
+
+    const NOW: u64 = 1_790_000_000;
+
+    fn now() -> u64 {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+    }
+
+    fn authority(now: u64) -> Authority {
+        Authority::load(make(now).unwrap()).unwrap()
+    }
+
+    fn leaf_key() -> Vec<u8> {
+        KeyPair::generate().unwrap().subject_public_key_info()
+    }
+
+    fn pem(der: Vec<u8>) -> String {
+        let mut authority = authority(NOW);
+        authority.certificate = der.into();
+        authority.pem()
+    }
+
+    #[test]
+    fn leaves_pass_the_strictest_verification() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = authority(now());
+        let (ca, leaf) = (dir.path().join("ca.pem"), dir.path().join("leaf.pem"));
+        std::fs::write(&ca, authority.pem()).unwrap();
+        let long = format!("{0}.{0}.{0}.example", "a".repeat(63));
+        for (name, kind) in [
+            ("api.example", "-verify_hostname"),
+            (&long[..], "-verify_hostname"),
+            ("xn--bcher-kva.example", "-verify_hostname"),
+            ("127.0.0.1", "-verify_ip"),
+            ("2001:db8::1", "-verify_ip"),
+        ] {
+            let host = Host::parse(name).unwrap();
+            let der = authority.issue(&host, &leaf_key(), 3600, now()).unwrap();
+            std::fs::write(&leaf, pem(der)).unwrap();
+
+            let out = Command::new("openssl")
+                .args(["verify", "-x509_strict", "-purpose", "sslserver", kind, name, "-CAfile"])
+                .args([&ca, &leaf])
+                .output()
+                .unwrap();
+
+            assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+        }
+    }
+
+    #[test]
+    fn serials_are_positive_short_and_unique() {
+        let serials: HashSet<Vec<u8>> = (0..1000).map(|_| serial().unwrap().to_bytes()).collect();
+
+        assert_eq!(serials.len(), 1000);
+        assert!(serials.iter().all(|serial| serial.len() == 16 && (0x40..0x80).contains(&serial[0])));
+    }
+
+    #[test]
+    fn two_authorities_differ_in_name() {
+        let name = |authority: &Authority| {
+            let der = authority.certificate.to_vec();
+            let at = der.windows(14).position(|w| w == b"Cleanhands CA ").unwrap();
+            der[at..at + 22].to_vec()
+        };
+
+        assert_ne!(name(&authority(NOW)), name(&authority(NOW)));
+    }
+
+    #[test]
+    fn an_authority_knows_its_time() {
+        let authority = authority(NOW);
+        for (then, valid, lasts) in [
+            (NOW, true, true),
+            (NOW - CA_BACK_SECONDS - 1, false, false),
+            (NOW + CA_LIFE_SECONDS - 1, true, false),
+            (NOW + CA_LIFE_SECONDS, false, false),
+        ] {
+            assert_eq!((authority.is_valid(then), authority.lasts(then)), (valid, lasts));
+        }
+    }
+}

@@ -1,10 +1,266 @@
 //! The vault child: the only process that holds keys and values.
+//!
+//! Proxyd starts it before anything else, with one socket as standard input. It reads the key,
+//! confines itself ([`crate::sys::vault`]), opens the store and answers [`Request`]s one after the
+//! other until the socket ends. It is blocking and has one thread.
+//!
+//! What is checked where: the traffic process judges every request by the policy and by the
+//! credential's own host list. This process checks that list once more against the host, but it
+//! has the list from the same message: that stops a mistake in the traffic process (a credential
+//! taken for the wrong host), not a traffic process that is under foreign control. Such a process
+//! can have any value rendered, one request at a time; it cannot have the keys, and it cannot sign
+//! anything but leaf certificates.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Runs the child. `args` are those after the role name.
+use policies::{Host, HostPattern};
+use zeroize::Zeroizing;
+
+use super::VaultError;
+use super::key::KeySource;
+use super::placeholder;
+use super::render;
+use super::secret::Secret;
+use super::store::{self, Store};
+use super::wire::{self, Form, Reply, Request};
+use crate::scrub::forms;
+use crate::tls::ca::{self, Authority};
+
+/// Longest life of a leaf certificate: what a stolen leaf key could be used for.
+const LEAF_LIFE_SECONDS_MAX: u64 = 7 * 24 * 3600;
+
+type Answer = Result<(Reply, Vec<Secret>), VaultError>;
+
+/// Runs the child. `args` are those after the role name: the vault's directory and the key's
+/// source.
 pub fn main(args: Vec<OsString>) -> ExitCode {
-    let _ = args;
-    todo!()
+    let [directory, key] = args.as_slice() else {
+        eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
+        return ExitCode::from(2);
+    };
+    let socket = match ipc::daemon::inherited_fd(0) {
+        Ok(fd) => UnixStream::from(fd),
+        Err(error) => {
+            eprintln!("proxyd vault: no socket on standard input: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    run(socket, &PathBuf::from(directory), key)
+}
+
+fn run(mut socket: UnixStream, directory: &Path, key: &OsStr) -> ExitCode {
+    let mut child = match Child::open(directory, key) {
+        Ok(child) => child,
+        Err(error) => {
+            // Proxyd reports it; if it is gone, nobody needs to know.
+            let _ = socket.write_all(&wire::encode(&error.to_wire(), &[]));
+            return ExitCode::from(if matches!(error, VaultError::Key(_)) { 78 } else { 1 });
+        }
+    };
+    if socket.write_all(&wire::encode(&child.facts(), &[])).is_err() {
+        return ExitCode::SUCCESS;
+    }
+    loop {
+        let body = match read_body(&mut socket) {
+            Ok(Some(body)) => body,
+            Ok(None) => return ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("proxyd vault: cannot read from proxyd: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let (reply, parts) = match wire::decode(&body) {
+            Ok((request, parts)) => child
+                .answer(request, &parts)
+                .unwrap_or_else(|error| (error.to_wire(), Vec::new())),
+            Err(malformed) => {
+                (VaultError::Invalid(malformed.to_string()).to_wire(), Vec::new())
+            }
+        };
+        if socket.write_all(&wire::encode(&reply, &parts)).is_err() {
+            return ExitCode::SUCCESS;
+        }
+    }
+}
+
+/// One frame's body; none when proxyd has closed the socket between two frames.
+fn read_body(socket: &mut UnixStream) -> std::io::Result<Option<Zeroizing<Vec<u8>>>> {
+    let mut prefix = [0u8; 4];
+    match socket.read_exact(&mut prefix) {
+        Ok(()) => {}
+        Err(error)
+            if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    }
+    let length = wire::body_length(prefix).map_err(std::io::Error::other)?;
+    let mut body = Zeroizing::new(vec![0; length]);
+    socket.read_exact(&mut body)?;
+    Ok(Some(body))
+}
+
+struct Child {
+    store: Store,
+    /// The newest first: it issues; the others are still trusted.
+    authorities: Vec<Authority>,
+    key_source: &'static str,
+    notes: Vec<String>,
+}
+
+impl Child {
+    /// Confinement comes before the store is opened and before anything is read from the socket.
+    fn open(directory: &Path, key: &OsStr) -> Result<Self, VaultError> {
+        let source = KeySource::from_argument(key)
+            .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))?;
+        crate::sys::vault::harden()?;
+        let material = source.read(!store::exists(directory))?;
+        crate::sys::vault::confine(directory)?;
+        let mut store = Store::open(directory, &material)?;
+        drop(material);
+        let authorities = open_authorities(&mut store)?;
+        let mut notes = Vec::new();
+        if !store.keys_are_locked() {
+            notes.push("the vault's keys can be swapped out: the memory-lock limit is 0".into());
+        }
+        Ok(Self { store, authorities, key_source: source.word(), notes })
+    }
+
+    fn facts(&self) -> Reply {
+        Reply::Open {
+            pid: std::process::id(),
+            key_source: self.key_source.into(),
+            ca_pem: self.authorities.iter().map(Authority::pem).collect(),
+            ca_sha256: self.authorities[0].sha256(),
+            notes: self.notes.clone(),
+        }
+    }
+
+    fn answer(&mut self, request: Request, parts: &[Secret]) -> Answer {
+        match request {
+            Request::Placeholder { lease, credential, prefix } => {
+                let bytes = self.store.placeholder_bytes(&lease, &credential);
+                done(Reply::Text { text: placeholder::shape(&prefix, &bytes) })
+            }
+            Request::Render { credential, host, hosts, form, secret } => {
+                check_host(&credential, &host, &hosts)?;
+                self.render(&secret, &form)
+            }
+            Request::Needles { secrets } => self.needles(&secrets),
+            Request::Put { name } => {
+                let value = one(parts)?.expose_secret();
+                // Values come from files and terminals, which end lines; exactly one end is cut.
+                let value = value.strip_suffix(b"\n").unwrap_or(value);
+                let info = self.store.put(&name, &Secret::concat(&[value]), now())?;
+                done(Reply::Secrets { secrets: vec![info] })
+            }
+            Request::List => done(Reply::Secrets { secrets: self.store.list()? }),
+            Request::Remove { name } => {
+                self.store.remove(&name)?;
+                done(Reply::Done)
+            }
+            Request::Leaf { host, life_seconds } => {
+                let host = Host::parse(&host)
+                    .map_err(|error| VaultError::Invalid(format!("{host:?}: {error}")))?;
+                let life = life_seconds.min(LEAF_LIFE_SECONDS_MAX);
+                let der = self.authorities[0]
+                    .issue(&host, one(parts)?.expose_secret(), life, now_unsigned())
+                    .map_err(VaultError::Failed)?;
+                Ok((Reply::Done, vec![Secret::new(der)]))
+            }
+        }
+    }
+
+    fn render(&mut self, secret: &str, form: &Form) -> Answer {
+        let values = self.store.values(secret)?;
+        let rendered = render::render(&values[0], form)?;
+        self.store.used(secret, now())?;
+        let mut parts = vec![rendered];
+        for value in &values {
+            add_needles(&mut parts, value, form)?;
+        }
+        Ok((Reply::Done, parts))
+    }
+
+    fn needles(&mut self, secrets: &[(String, Form)]) -> Answer {
+        let mut needles = Vec::new();
+        for (secret, form) in secrets {
+            match self.store.values(secret) {
+                Ok(values) => {
+                    for value in &values {
+                        add_needles(&mut needles, value, form)?;
+                    }
+                }
+                Err(VaultError::Missing(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((Reply::Done, needles))
+    }
+}
+
+/// Every form of the value, and the rendered text where the value is not plain in it.
+fn add_needles(needles: &mut Vec<Secret>, value: &Secret, form: &Form) -> Result<(), VaultError> {
+    needles.extend(forms(value.expose_secret()));
+    if matches!(form, Form::Basic { .. }) {
+        needles.push(render::basic_token(value, form)?);
+    }
+    Ok(())
+}
+
+fn done(reply: Reply) -> Answer {
+    Ok((reply, Vec::new()))
+}
+
+fn one(parts: &[Secret]) -> Result<&Secret, VaultError> {
+    match parts {
+        [part] => Ok(part),
+        _ => Err(VaultError::Invalid("a message needs exactly one part".into())),
+    }
+}
+
+fn check_host(credential: &str, host: &str, hosts: &[String]) -> Result<(), VaultError> {
+    let parsed = Host::parse(host).map_err(|error| VaultError::Invalid(error.to_string()))?;
+    let covers = |pattern: &String| HostPattern::parse(pattern).is_ok_and(|p| p.matches(&parsed));
+    match hosts.iter().any(covers) {
+        true => Ok(()),
+        false => Err(VaultError::Refused(format!(
+            "credential {credential:?} may not go to {host}: its own list does not name that host"
+        ))),
+    }
+}
+
+/// The authorities that are still valid; a new one when none will last.
+fn open_authorities(store: &mut Store) -> Result<Vec<Authority>, VaultError> {
+    let mut authorities = load_authorities(store)?;
+    if !authorities.first().is_some_and(|newest| newest.lasts(now_unsigned())) {
+        store.add_authority(&ca::make(now_unsigned()).map_err(VaultError::Failed)?)?;
+        authorities = load_authorities(store)?;
+    }
+    Ok(authorities)
+}
+
+fn load_authorities(store: &Store) -> Result<Vec<Authority>, VaultError> {
+    let mut authorities = Vec::new();
+    for kept in store.authorities()? {
+        let authority = Authority::load(kept).map_err(VaultError::Failed)?;
+        if authority.is_valid(now_unsigned()) {
+            authorities.push(authority);
+        }
+    }
+    Ok(authorities)
+}
+
+fn now_unsigned() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn now() -> i64 {
+    i64::try_from(now_unsigned()).unwrap_or(i64::MAX)
 }

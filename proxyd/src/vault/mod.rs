@@ -1,28 +1,48 @@
-//! The traffic process's side of the vault: asks the vault child, holds nothing itself.
+//! The traffic process's side of the vault: asks the vault child, keeps nothing.
 //!
 //! The child ([`child`]) is a process of its own that holds keys and values; this side knows names
-//! and gets, for one permitted request, one rendered credential with the patterns to search answers
-//! for. Both are wiped when the last exchange that uses them ends.
+//! and gets, for a permitted request, one rendered credential with the patterns to search answers
+//! for. Both are kept for [`RENDERED_SECONDS`], so that a busy connection does not ask for each
+//! request, and wiped when the last exchange that uses them has ended.
+//!
+//! When the child ends, every call fails with [`VaultError::Gone`], so requests that need a
+//! credential are refused (503). [`Vault::gone`] tells proxyd to drain and exit with a failure: its
+//! supervisor starts both processes again. A new child inside an old proxyd would have to be
+//! started from a process that is confined by then.
 
 pub mod child;
+mod connection;
 pub mod key;
+pub mod placeholder;
+mod render;
 pub mod secret;
+mod store;
+mod wire;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ipc::daemon::SelfExec;
 use ipc::id::LeaseId;
 use ipc::vault::SecretInfo;
-use policies::{Credential, Host};
+use policies::{Backend, Credential, Host, Inject};
 
 pub use key::KeySource;
 pub use secret::Secret;
 
 use crate::scrub::Patterns;
+use connection::Connection;
+use wire::{Form, Reply, Request};
+
+/// How long a rendered credential is kept for the next request.
+pub const RENDERED_SECONDS: u64 = 5;
+/// Most rendered credentials kept.
+const RENDERED_MAX: usize = 256;
 
 /// Why the vault did not do what it was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VaultError {
     /// The child ended. Nothing that needs a credential leaves any more; proxyd ends itself.
     #[error("the vault process has ended")]
@@ -37,7 +57,7 @@ pub enum VaultError {
     #[error("{0}")]
     Invalid(String),
     /// The child could not start or its store failed.
-    #[error("the vault failed: {0}")]
+    #[error("{0}")]
     Failed(String),
     /// The configuration names a key that cannot be used. proxyd ends with status 78.
     #[error("{0}")]
@@ -56,47 +76,85 @@ pub struct VaultFacts {
     pub notes: Vec<String>,
 }
 
-/// One credential rendered for one host: the value to put into the slot, and what to search
-/// answers for. Wiped on drop.
+/// One credential rendered for one host, and what to search answers for. Wiped on drop.
 pub struct Rendered {
     /// The whole header value, or the bare value for a placeholder's place.
     pub value: Secret,
     pub patterns: Patterns,
 }
 
+/// Where the vault lies below proxyd's state directory: its store, and its key file by default.
+/// Nothing but the child has any business there.
+pub fn directory(state: &Path) -> PathBuf {
+    state.join("vault")
+}
+
 /// The way to the vault child. Clones share one connection.
 #[derive(Clone)]
 pub struct Vault {
-    inner: Arc<()>,
+    connection: Arc<Connection>,
+    rendered: Arc<Mutex<HashMap<RenderedKey, (Arc<Rendered>, Instant)>>>,
+    ca_pem: Arc<str>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct RenderedKey {
+    credential: String,
+    secret: String,
+    form: Form,
+    host: Host,
 }
 
 impl Vault {
     /// Starts the child and waits until it has opened the vault below `state` (proxyd's own state
-    /// directory). Blocking; call before the runtime starts.
+    /// directory). Blocking; call on the main thread before the runtime starts, because the child
+    /// ends with the thread that started it (PR_SET_PDEATHSIG(2const)).
     pub fn start(
         exec: &SelfExec,
         state: &Path,
         key: &KeySource,
     ) -> Result<(Vault, VaultFacts), VaultError> {
-        let _ = (exec, state, key);
-        todo!()
+        let directory = directory(state);
+        ipc::daemon::private_directory(&directory)
+            .map_err(|error| VaultError::Failed(error.to_string()))?;
+        let mut command = exec.command("vault");
+        command.arg(&directory).arg(key.to_argument());
+        let (connection, first) = Connection::start(command)?;
+        let Reply::Open { pid, key_source, ca_pem, ca_sha256, notes } = first else {
+            return Err(VaultError::Failed("the vault process began with another message".into()));
+        };
+        let vault = Vault {
+            connection: Arc::new(connection),
+            rendered: Arc::default(),
+            ca_pem: ca_pem.into(),
+        };
+        Ok((vault, VaultFacts { pid, key_source, ca_sha256, notes }))
     }
 
-    /// Starts the task that carries messages. Call once, inside the runtime, before any other call.
+    /// Starts the tasks that carry messages and wipe what is no longer used. Call once, inside the
+    /// runtime, before any other call.
     pub fn attach(&self) -> Result<(), VaultError> {
-        todo!()
+        self.connection.attach()?;
+        let kept = Arc::downgrade(&self.rendered);
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(Duration::from_secs(1));
+            loop {
+                tick.tick().await;
+                let Some(kept) = kept.upgrade() else { return };
+                drop_old(&mut lock(&kept));
+            }
+        });
+        Ok(())
     }
 
-    /// Resolves when the child has ended: proxyd must then end too, with a failure, so that its
-    /// supervisor starts both again.
+    /// Resolves when the child has ended: proxyd must then end too, with a failure.
     pub async fn gone(&self) {
-        todo!()
+        self.connection.gone().await;
     }
 
     /// The CA certificates, PEM: the issuing one first.
     pub fn ca_pem(&self) -> &str {
-        let _ = &self.inner;
-        todo!()
+        &self.ca_pem
     }
 
     /// What a lease's sandbox sees in place of the credential. Needs no stored secret.
@@ -105,41 +163,97 @@ impl Vault {
         lease: &LeaseId,
         credential: &Credential,
     ) -> Result<String, VaultError> {
-        let _ = (lease, credential);
-        todo!()
+        let prefix = placeholder::prefix(credential.env.as_deref());
+        let request = Request::Placeholder {
+            lease: lease.as_str().to_owned(),
+            credential: credential.name.clone(),
+            prefix: prefix.to_owned(),
+        };
+        match self.connection.ask(&request, &[]).await? {
+            (Reply::Text { text }, _) => Ok(text),
+            _ => Err(unexpected()),
+        }
     }
 
-    /// Renders `credential` for a request of `lease` to `host`.
+    /// Renders `credential` for a request to `host`.
     pub async fn render(
         &self,
-        lease: &LeaseId,
-        credential: &Arc<Credential>,
+        credential: &Credential,
         host: &Host,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let _ = (lease, credential, host);
-        todo!()
+        let Backend::Local = credential.secret.backend;
+        let key = RenderedKey {
+            credential: credential.name.clone(),
+            secret: credential.secret.path.clone(),
+            form: form(&credential.inject),
+            host: host.clone(),
+        };
+        if let Some((rendered, since)) = lock(&self.rendered).get(&key)
+            && is_fresh(*since)
+        {
+            return Ok(rendered.clone());
+        }
+        let since = Instant::now();
+        let request = Request::Render {
+            credential: key.credential.clone(),
+            host: host.to_string(),
+            hosts: credential.hosts.iter().map(ToString::to_string).collect(),
+            form: key.form.clone(),
+            secret: key.secret.clone(),
+        };
+        let (Reply::Done, mut parts) = self.connection.ask(&request, &[]).await? else {
+            return Err(unexpected());
+        };
+        if parts.is_empty() {
+            return Err(unexpected());
+        }
+        let value = parts.remove(0);
+        let rendered = Arc::new(Rendered { value, patterns: Patterns::new(&parts) });
+        let mut kept = lock(&self.rendered);
+        if kept.len() >= RENDERED_MAX {
+            kept.clear();
+        }
+        kept.insert(key, (rendered.clone(), since));
+        Ok(rendered)
     }
 
-    /// Stores a value under `name`, as the next version.
+    /// Stores a value under `name`, as the next version. One line end is cut from its end.
     pub async fn put(&self, name: &str, value: Secret) -> Result<SecretInfo, VaultError> {
-        let _ = (name, value);
-        todo!()
+        let request = Request::Put { name: name.to_owned() };
+        let reply = self.connection.ask(&request, &[value]).await;
+        lock(&self.rendered).clear();
+        match reply? {
+            (Reply::Secrets { mut secrets }, _) => secrets.pop().ok_or_else(unexpected),
+            _ => Err(unexpected()),
+        }
     }
 
+    /// Names and dates of all secrets.
     pub async fn list(&self) -> Result<Vec<SecretInfo>, VaultError> {
-        todo!()
+        match self.connection.ask(&Request::List, &[]).await? {
+            (Reply::Secrets { secrets }, _) => Ok(secrets),
+            _ => Err(unexpected()),
+        }
     }
 
     /// Removes every version; [`VaultError::Missing`] when there is none.
     pub async fn remove(&self, name: &str) -> Result<(), VaultError> {
-        let _ = name;
-        todo!()
+        let reply = self.connection.ask(&Request::Remove { name: name.to_owned() }, &[]).await;
+        lock(&self.rendered).clear();
+        reply.map(drop)
     }
 
     /// What to search texts for, for these credentials. A credential without a secret adds nothing.
     pub async fn patterns(&self, credentials: &[Arc<Credential>]) -> Result<Patterns, VaultError> {
-        let _ = credentials;
-        todo!()
+        if credentials.is_empty() {
+            return Ok(Patterns::new(&[]));
+        }
+        let secrets = credentials
+            .iter()
+            .map(|credential| (credential.secret.path.clone(), form(&credential.inject)))
+            .collect();
+        let (_, needles) = self.connection.ask(&Request::Needles { secrets }, &[]).await?;
+        Ok(Patterns::new(&needles))
     }
 
     /// Has the child issue a leaf certificate for `host` over the public key `spki` (DER), valid
@@ -150,7 +264,37 @@ impl Vault {
         spki: &[u8],
         life_seconds: u64,
     ) -> Result<Vec<u8>, VaultError> {
-        let _ = (host, spki, life_seconds);
-        todo!()
+        let request = Request::Leaf { host: host.to_string(), life_seconds };
+        let (_, parts) = self.connection.ask(&request, &[Secret::concat(&[spki])]).await?;
+        match parts.as_slice() {
+            [certificate] => Ok(certificate.expose_secret().to_vec()),
+            _ => Err(unexpected()),
+        }
     }
+}
+
+fn form(inject: &Inject) -> Form {
+    match inject {
+        Inject::Bearer => Form::Template { template: "Bearer {}".into() },
+        Inject::Basic { user } => Form::Basic { user: user.clone() },
+        Inject::Header { template, .. } => Form::Template { template: template.clone() },
+        Inject::Placeholder { .. } => Form::Bare,
+    }
+}
+
+fn is_fresh(since: Instant) -> bool {
+    since.elapsed() < Duration::from_secs(RENDERED_SECONDS)
+}
+
+fn drop_old(kept: &mut HashMap<RenderedKey, (Arc<Rendered>, Instant)>) {
+    kept.retain(|_, (_, since)| is_fresh(*since));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Nothing panics while holding the lock in the middle of a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unexpected() -> VaultError {
+    VaultError::Failed("the vault process gave another kind of answer than asked for".into())
 }

@@ -2,7 +2,7 @@
 
 use zeroize::Zeroizing;
 
-/// A secret value or a text that contains one.
+/// A secret value, or a text that contains one.
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
@@ -13,5 +13,10 @@ impl Secret {
 
     pub fn expose_secret(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The pieces in one new secret.
+    pub fn concat(pieces: &[&[u8]]) -> Self {
+        Self(Zeroizing::new(pieces.concat()))
     }
 }

@@ -1,0 +1,221 @@
+//! Searches for many needles in one pass, byte by byte, across any splits of the input.
+//!
+//! This is Aho and Corasick's machine: a tree of all needles whose failure links lead to the
+//! longest tail that is again the beginning of a needle. It is ours because it must be wiped after
+//! use and must say how much of the input a later byte could still turn into a match.
+
+use zeroize::Zeroize;
+
+use crate::vault::Secret;
+
+/// One node of the tree; numbers are indices of nodes, 0 is the root and stands for none.
+#[derive(Clone, Copy, Default, Zeroize)]
+struct Node {
+    /// The first of the nodes one byte further.
+    child: u32,
+    /// The next node below the same parent.
+    sibling: u32,
+    /// Where to go on when no child fits.
+    fail: u32,
+    /// Length of the longest needle that ends here.
+    longest: u32,
+    /// How many of the last bytes could still become a match.
+    live: u32,
+    byte: u8,
+}
+
+/// The machine. Wiped on drop.
+pub(super) struct Automaton {
+    nodes: Vec<Node>,
+    /// The root's children by byte: most input never leaves the root.
+    first: [u32; 256],
+}
+
+impl Automaton {
+    /// The state before any byte.
+    pub(super) const ROOT: u32 = 0;
+
+    pub(super) fn new(needles: &[Secret]) -> Self {
+        let bytes: usize = needles.iter().map(|n| n.expose_secret().len()).sum();
+        // The whole room at once: a vector that grows would leave copies behind.
+        let mut nodes = Vec::with_capacity(bytes + 1);
+        nodes.push(Node::default());
+        let mut automaton = Self { nodes, first: [0; 256] };
+        for needle in needles {
+            automaton.insert(needle.expose_secret());
+        }
+        automaton.link();
+        automaton
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.len() == 1
+    }
+
+    /// Length of the longest needle that ended with the last byte; 0 when none did.
+    pub(super) fn longest(&self, state: u32) -> usize {
+        self.nodes[state as usize].longest as usize
+    }
+
+    /// How many of the last bytes could still be the beginning of a match.
+    pub(super) fn live(&self, state: u32) -> usize {
+        self.nodes[state as usize].live as usize
+    }
+
+    /// Goes on from `at` until a needle ends, and gives the index after its last byte; none when
+    /// the text ended first. `state` and `at` stand after the last byte taken.
+    pub(super) fn next_match(&self, state: &mut u32, text: &[u8], at: &mut usize) -> Option<usize> {
+        while *at < text.len() {
+            if *state == Self::ROOT {
+                let rest = &text[*at..];
+                match rest.iter().position(|b| self.first[usize::from(*b)] != 0) {
+                    None => {
+                        *at = text.len();
+                        return None;
+                    }
+                    Some(skipped) => *at += skipped,
+                }
+            }
+            *state = self.step(*state, text[*at]);
+            *at += 1;
+            if self.longest(*state) != 0 {
+                return Some(*at);
+            }
+        }
+        None
+    }
+
+    fn step(&self, mut state: u32, byte: u8) -> u32 {
+        loop {
+            if state == Self::ROOT {
+                return self.first[usize::from(byte)];
+            }
+            match self.child(state, byte) {
+                Self::ROOT => state = self.nodes[state as usize].fail,
+                child => return child,
+            }
+        }
+    }
+
+    fn child(&self, state: u32, byte: u8) -> u32 {
+        let mut child = self.nodes[state as usize].child;
+        while child != 0 && self.nodes[child as usize].byte != byte {
+            child = self.nodes[child as usize].sibling;
+        }
+        child
+    }
+
+    fn insert(&mut self, needle: &[u8]) {
+        let mut at = Self::ROOT;
+        for byte in needle {
+            let next = match at {
+                Self::ROOT => self.first[usize::from(*byte)],
+                _ => self.child(at, *byte),
+            };
+            at = if next == 0 { self.grow(at, *byte) } else { next };
+        }
+        if !needle.is_empty() {
+            self.nodes[at as usize].longest =
+                u32::try_from(needle.len()).expect("the vault bounds the length of secrets");
+        }
+    }
+
+    fn grow(&mut self, parent: u32, byte: u8) -> u32 {
+        let new = u32::try_from(self.nodes.len()).expect("the vault bounds the sum of needles");
+        let sibling = self.nodes[parent as usize].child;
+        self.nodes.push(Node { byte, sibling, ..Node::default() });
+        self.nodes[parent as usize].child = new;
+        if parent == Self::ROOT {
+            self.first[usize::from(byte)] = new;
+        }
+        new
+    }
+
+    /// Sets failure links, level by level, and what hangs on them.
+    fn link(&mut self) {
+        let mut level: Vec<u32> = self.first.iter().copied().filter(|node| *node != 0).collect();
+        let mut depth = 1;
+        while !level.is_empty() {
+            let mut next = Vec::new();
+            for node in level {
+                let fail = self.nodes[self.nodes[node as usize].fail as usize];
+                let this = &mut self.nodes[node as usize];
+                this.longest = this.longest.max(fail.longest);
+                this.live = if this.child == 0 { fail.live } else { depth };
+                let mut child = this.child;
+                while child != 0 {
+                    let from = self.nodes[node as usize].fail;
+                    self.nodes[child as usize].fail =
+                        self.step(from, self.nodes[child as usize].byte);
+                    next.push(child);
+                    child = self.nodes[child as usize].sibling;
+                }
+            }
+            level = next;
+            depth += 1;
+        }
+    }
+}
+
+impl Drop for Automaton {
+    fn drop(&mut self) {
+        self.nodes.zeroize();
+        self.first.zeroize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(needles: &[&str]) -> Automaton {
+        let needles: Vec<_> =
+            needles.iter().map(|n| Secret::new(n.as_bytes().to_vec())).collect();
+        Automaton::new(&needles)
+    }
+
+    /// All (end, length of the longest needle) by the machine and by trying each needle.
+    fn both(needles: &[&str], text: &str) -> (Vec<(usize, usize)>, Vec<(usize, usize)>) {
+        let automaton = machine(needles);
+        let (mut state, mut at, mut found) = (Automaton::ROOT, 0, Vec::new());
+        while let Some(end) = automaton.next_match(&mut state, text.as_bytes(), &mut at) {
+            found.push((end, automaton.longest(state)));
+        }
+        let tried = (1..=text.len())
+            .filter_map(|end| {
+                let ends = |n: &&&str| text.as_bytes()[..end].ends_with(n.as_bytes());
+                needles.iter().filter(ends).map(|n| n.len()).max().map(|len| (end, len))
+            })
+            .collect();
+        (found, tried)
+    }
+
+    #[test]
+    fn finds_what_trying_each_needle_finds() {
+        let cases: &[(&[&str], &str)] = &[
+            (&["he", "she", "his", "hers"], "ushers and his heirs"),
+            (&["aa", "aaaa"], "aaaaaaa"),
+            (&["abcd", "bc", "cdx"], "abcdx abc bcdx"),
+            (&["abab"], "abababab"),
+            (&["x"], ""),
+            (&[], "nothing to find"),
+            (&["needle", "needle"], "a needle and a needle"),
+        ];
+        for (needles, text) in cases {
+            let (found, tried) = both(needles, text);
+            assert_eq!(found, tried, "{needles:?} in {text:?}");
+        }
+    }
+
+    #[test]
+    fn says_how_many_bytes_a_match_may_still_need() {
+        let automaton = machine(&["abcd", "cx"]);
+        for (text, live) in
+            [("", 0), ("z", 0), ("a", 1), ("ab", 2), ("abc", 3), ("abcd", 0), ("zzc", 1)]
+        {
+            let (mut state, mut at) = (Automaton::ROOT, 0);
+            while automaton.next_match(&mut state, text.as_bytes(), &mut at).is_some() {}
+            assert_eq!(automaton.live(state), live, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Masks values in one plain stream, at equal length, holding back only an open match.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zeroize::Zeroizing;
+
+use super::MASK;
+use super::automaton::Automaton;
+
+/// One stream's position in the search.
+pub(super) struct Masker {
+    automaton: Arc<Automaton>,
+    state: u32,
+    /// The last bytes that came, while they may still be the beginning of a value.
+    held: Zeroizing<Vec<u8>>,
+    /// Bytes since the last mask ended, to tell a new value from one that overlaps it.
+    since_mask: Option<usize>,
+    found: u64,
+}
+
+impl Masker {
+    pub(super) fn new(automaton: Arc<Automaton>) -> Self {
+        let held = Zeroizing::new(Vec::new());
+        Self { automaton, state: Automaton::ROOT, held, since_mask: None, found: 0 }
+    }
+
+    pub(super) fn found(&self) -> u64 {
+        self.found
+    }
+
+    /// Takes what came, gives what can no longer be part of a value. Without a match the chunk
+    /// goes on as it is, uncopied.
+    pub(super) fn push(&mut self, chunk: Bytes) -> Vec<Bytes> {
+        let mut masked: Option<Vec<u8>> = None;
+        let (mut at, mut last_end) = (0, 0);
+        while let Some(end) = self.automaton.next_match(&mut self.state, &chunk, &mut at) {
+            let length = self.automaton.longest(self.state);
+            let gap = self.since_mask.map(|since| since + (end - last_end));
+            if gap.is_none_or(|gap| gap >= length) {
+                self.found += 1;
+            }
+            (self.since_mask, last_end) = (Some(0), end);
+            let in_chunk = length.min(end);
+            masked.get_or_insert_with(|| chunk.to_vec())[end - in_chunk..end].fill(MASK);
+            // The match began in an earlier chunk: its beginning is still held, because it was
+            // live until now.
+            let from = self.held.len().saturating_sub(length - in_chunk);
+            self.held[from..].fill(MASK);
+        }
+        self.since_mask = self.since_mask.map(|since| since + (chunk.len() - last_end));
+        let chunk = masked.map_or(chunk, Bytes::from);
+        self.release(chunk)
+    }
+
+    fn release(&mut self, chunk: Bytes) -> Vec<Bytes> {
+        let live = self.automaton.live(self.state);
+        let mut out = Vec::with_capacity(2);
+        if live >= chunk.len() {
+            // Everything new stays, with the end of what was held.
+            let free = self.held.len() - (live - chunk.len()).min(self.held.len());
+            if free > 0 {
+                out.push(Bytes::copy_from_slice(&self.held[..free]));
+            }
+            self.keep_from(free, &chunk);
+            return out;
+        }
+        if !self.held.is_empty() {
+            out.push(Bytes::copy_from_slice(&self.held));
+        }
+        let free = chunk.len() - live;
+        out.push(chunk.slice(..free));
+        self.keep_from(self.held.len(), &chunk[free..]);
+        out
+    }
+
+    /// Keeps what was held from `from` on, then `more`. A new vector, so that growth leaves no
+    /// unwiped copy behind.
+    fn keep_from(&mut self, from: usize, more: &[u8]) {
+        let mut held = Zeroizing::new(Vec::with_capacity(self.held.len() - from + more.len()));
+        held.extend_from_slice(&self.held[from..]);
+        held.extend_from_slice(more);
+        self.held = held;
+    }
+
+    /// The stream has ended: an open match stays open, so what was held is no value.
+    pub(super) fn finish(self) -> Vec<Bytes> {
+        match self.held.is_empty() {
+            true => Vec::new(),
+            false => vec![Bytes::copy_from_slice(&self.held)],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scrub::forms;
+    use crate::vault::Secret;
+
+    const CANARY: &str = "SECRET-CANARY/7f3a+b=";
+
+    fn automaton(values: &[&str]) -> Arc<Automaton> {
+        let needles: Vec<Secret> = values.iter().flat_map(|v| forms(v.as_bytes())).collect();
+        Arc::new(Automaton::new(&needles))
+    }
+
+    /// What comes out when `text` arrives in these pieces.
+    fn through(automaton: &Arc<Automaton>, pieces: &[&[u8]]) -> (Vec<u8>, u64) {
+        let mut masker = Masker::new(automaton.clone());
+        let mut out = Vec::new();
+        for piece in pieces {
+            masker.push(Bytes::copy_from_slice(piece)).iter().for_each(|b| out.extend_from_slice(b));
+        }
+        let found = masker.found();
+        masker.finish().iter().for_each(|b| out.extend_from_slice(b));
+        (out, found)
+    }
+
+    #[test]
+    fn masks_every_form_at_every_split() {
+        let automaton = automaton(&[CANARY]);
+        for form in forms(CANARY.as_bytes()) {
+            let form = form.expose_secret();
+            let text = [b"SECRET-before ", form, b" after SECRET"].concat();
+            let want = [b"SECRET-before ", &vec![MASK; form.len()][..], b" after SECRET"].concat();
+            for cut in 0..=text.len() {
+                let (out, found) = through(&automaton, &[&text[..cut], &text[cut..]]);
+                assert!(out == want, "{:?} cut at {cut}", String::from_utf8_lossy(&out));
+                assert_eq!(found, 1);
+            }
+        }
+    }
+
+    #[test]
+    fn masks_in_chunks_of_every_size() {
+        let automaton = automaton(&[CANARY]);
+        let text = format!("x{CANARY}{CANARY}y SECRET-CANARY/7f {CANARY}");
+        let want = text.replace(CANARY, &"*".repeat(CANARY.len()));
+        for size in 1..=text.len() {
+            let pieces: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
+            let (out, found) = through(&automaton, &pieces);
+            assert_eq!(String::from_utf8_lossy(&out), want, "chunks of {size}");
+            assert_eq!(found, 3);
+        }
+    }
+
+    #[test]
+    fn overlapping_values_are_one_mask() {
+        let automaton = Arc::new(Automaton::new(&[
+            Secret::new(b"abcdef".to_vec()),
+            Secret::new(b"cd".to_vec()),
+            Secret::new(b"efgh".to_vec()),
+        ]));
+        for size in 1..9 {
+            let pieces: Vec<&[u8]> = b"-abcdefgh-cd".chunks(size).collect();
+            let (out, found) = through(&automaton, &pieces);
+            assert_eq!(out, b"-********-**");
+            assert_eq!(found, 2, "chunks of {size}");
+        }
+    }
+
+    #[test]
+    fn nothing_waits_when_no_match_is_open() {
+        let mut masker = Masker::new(automaton(&[CANARY]));
+        let chunk = Bytes::from_static(b"data: one event\n\n");
+
+        let out = masker.push(chunk.clone());
+
+        assert_eq!(out, vec![chunk.clone()]);
+        assert_eq!(out[0].as_ptr(), chunk.as_ptr(), "the chunk was copied");
+    }
+
+    #[test]
+    fn only_the_open_match_waits() {
+        let mut masker = Masker::new(automaton(&[CANARY]));
+
+        let first = masker.push(Bytes::from_static(b"hello SECRET-CAN"));
+        let second = masker.push(Bytes::from_static(b"DLE"));
+
+        assert_eq!(first, vec![Bytes::from_static(b"hello ")]);
+        assert_eq!(second.concat(), b"SECRET-CANDLE");
+        assert_eq!(masker.finish(), Vec::<Bytes>::new());
+    }
+}

@@ -1,0 +1,128 @@
+//! What a sandbox sees in place of a credential, and how one is recognised in a request.
+//!
+//! A placeholder is a prefix (a client may check it), the fixed word [`MARK`], and characters that
+//! follow from the vault's key, the lease and the credential. The word makes every placeholder
+//! recognisable, also one of another lease, of another proxyd or of long ago.
+
+/// Stands in every placeholder. Letters and digits only, so that no encoding changes it; unlikely
+/// enough (one in 10^14) not to stand in anything else.
+pub const MARK: &str = "PXDmark1";
+
+/// The prefix where no client is known to check one.
+const PREFIX: &str = "pxd_";
+
+/// Which prefix clients expect in which variable.
+const PREFIXES: &[(&str, &str)] = &[
+    ("GITHUB_TOKEN", "ghp_"),
+    ("GH_TOKEN", "ghp_"),
+    ("GITLAB_TOKEN", "glpat-"),
+    ("NPM_TOKEN", "npm_"),
+    ("ANTHROPIC_API_KEY", "sk-ant-api03-"),
+    ("OPENAI_API_KEY", "sk-proj-"),
+];
+
+/// Characters after the prefix where a client checks the length.
+const LENGTHS: &[(&str, usize)] = &[("glpat-", 20), ("sk-ant-api03-", 95), ("sk-proj-", 48)];
+const LENGTH: usize = 36;
+
+const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// What the placeholder begins with when the sandbox reads it from that variable. It hangs on the
+/// policy alone, not on the stored value, so that it stays the same when the value rotates.
+pub(super) fn prefix(variable: Option<&str>) -> &'static str {
+    PREFIXES
+        .iter()
+        .find(|(known, _)| variable == Some(known))
+        .map_or(PREFIX, |(_, prefix)| prefix)
+}
+
+/// The placeholder with that prefix for 32 bytes that stand for lease and credential.
+pub(super) fn shape(prefix: &str, bytes: &[u8; 32]) -> String {
+    let length =
+        LENGTHS.iter().find(|(known, _)| *known == prefix).map_or(LENGTH, |(_, length)| *length);
+    let mut out = format!("{prefix}{MARK}");
+    // At least 12 characters follow the word; 71 bits are far beyond guessing. Beyond 32 the bytes
+    // repeat, which fills the length and adds nothing.
+    let characters = bytes.iter().cycle().map(|b| char::from(ALPHABET[usize::from(*b) % 62]));
+    out.extend(characters.take(length - MARK.len()));
+    out
+}
+
+/// The ranges of everything in `text` that looks like a placeholder: the mark, and the characters
+/// around it that could belong to it.
+pub fn find(text: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let mut found = Vec::new();
+    let mut from = 0;
+    while let Some(at) = position(&text[from..], MARK.as_bytes()) {
+        let mark = from + at;
+        let belongs = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-".contains(byte);
+        let start = text[from..mark].iter().rposition(|b| !belongs(b)).map_or(from, |i| from + i + 1);
+        let after = mark + MARK.len();
+        let end = text[after..].iter().position(|b| !belongs(b)).map_or(text.len(), |i| after + i);
+        found.push(start..end);
+        from = end;
+    }
+    found
+}
+
+/// Whether there is a placeholder anywhere in the text.
+pub fn contains(text: &[u8]) -> bool {
+    position(text, MARK.as_bytes()).is_some()
+}
+
+fn position(text: &[u8], word: &[u8]) -> Option<usize> {
+    let (first, rest) = word.split_first()?;
+    let mut from = 0;
+    while let Some(at) = text[from..].iter().position(|byte| byte == first) {
+        if text[from + at + 1..].starts_with(rest) {
+            return Some(from + at);
+        }
+        from += at + 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_have_the_shape_that_clients_check() {
+        let bytes = std::array::from_fn(|i| (i * 37) as u8);
+        for (variable, length) in [
+            (Some("GITHUB_TOKEN"), 40),
+            (Some("GITLAB_TOKEN"), 26),
+            (Some("ANTHROPIC_API_KEY"), 108),
+            (Some("BILLING_TOKEN"), 40),
+            (None, 40),
+        ] {
+            let prefix = prefix(variable);
+            let placeholder = shape(prefix, &bytes);
+            assert!(placeholder.starts_with(prefix));
+            assert_eq!(placeholder.len(), length, "{placeholder}");
+            let legal = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+            assert!(placeholder.bytes().all(legal));
+            assert_eq!(find(placeholder.as_bytes()), vec![0..placeholder.len()]);
+        }
+    }
+
+    #[test]
+    fn finds_placeholders_with_their_whole_extent() {
+        let one = shape("pxd_", &[1; 32]);
+        for (text, count) in [
+            (String::new(), 0),
+            ("PXDmark".into(), 0),
+            ("PXPXDmark1".into(), 1),
+            (format!("Bearer {one}"), 1),
+            (format!("a={one}&b={one};"), 2),
+            (format!("{one}.{one}"), 2),
+        ] {
+            let found = find(text.as_bytes());
+            assert_eq!(found.len(), count, "{text}");
+            assert_eq!(contains(text.as_bytes()), count > 0);
+            if text.contains(&one) {
+                assert!(found.iter().all(|range| text[range.clone()] == one), "{text}");
+            }
+        }
+    }
+}

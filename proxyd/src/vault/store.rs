@@ -1,0 +1,523 @@
+//! The embedded vault: one SQLite file with one sealed row for each version of a secret.
+//!
+//! A value is sealed by itself with XChaCha20-Poly1305 under a random nonce; what it belongs to
+//! (vault, table, name, version) is authenticated with it, so rows cannot change places. The data
+//! key lies wrapped under the key of [`super::key`]. The last two versions are kept, so that an
+//! exchange in flight still finds the one it used.
+
+use std::path::Path;
+
+use chacha20poly1305::aead::{Aead, KeyInit, Payload};
+use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use hmac::{Hmac, Mac};
+use ipc::vault::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, SecretInfo};
+use rusqlite::{Connection, OptionalExtension, params};
+use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
+
+use super::VaultError;
+use super::key::{KEY_BYTES, Material, derive};
+use super::secret::Secret;
+use crate::sys::vault::LockedKey;
+use crate::tls::ca::Kept;
+
+/// Versions kept of each secret: the current one and the one before.
+const VERSIONS_KEPT: u64 = 2;
+/// Longest name of a secret.
+const NAME_BYTES_MAX: usize = 128;
+/// How often the last use of a secret is written down: more often would cost a disk write for
+/// each request.
+const LAST_USE_SECONDS: i64 = 60;
+const NONCE_BYTES: usize = 24;
+const FORMAT: u32 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE vault (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    format INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    wrapped_key BLOB NOT NULL
+);
+CREATE TABLE secret (
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    sealed BLOB NOT NULL,
+    PRIMARY KEY (name, version)
+) WITHOUT ROWID;
+CREATE TABLE used (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE numbered (name TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE authority (
+    number INTEGER PRIMARY KEY,
+    not_before INTEGER NOT NULL,
+    not_after INTEGER NOT NULL,
+    certificate BLOB NOT NULL,
+    sealed BLOB NOT NULL
+);
+";
+
+/// The open vault.
+pub(super) struct Store {
+    db: Connection,
+    id: Vec<u8>,
+    rows: LockedKey,
+    placeholders: LockedKey,
+}
+
+fn failed(what: &str) -> impl Fn(rusqlite::Error) -> VaultError + '_ {
+    move |error| VaultError::Failed(format!("cannot {what} the vault: {error}"))
+}
+
+/// Whether a vault is there already.
+pub(super) fn exists(directory: &Path) -> bool {
+    directory.join("vault.sqlite").exists()
+}
+
+impl Store {
+    /// Opens the vault in `directory`, or makes one.
+    pub(super) fn open(directory: &Path, material: &Material) -> Result<Self, VaultError> {
+        let mut db =
+            Connection::open(directory.join("vault.sqlite")).map_err(failed("open"))?;
+        db.execute_batch(
+            "PRAGMA locking_mode = EXCLUSIVE;
+             PRAGMA journal_mode = DELETE;
+             PRAGMA synchronous = FULL;
+             PRAGMA secure_delete = ON;
+             PRAGMA temp_store = MEMORY;
+             PRAGMA trusted_schema = OFF;",
+        )
+        .map_err(failed("open"))?;
+        let head = |db: &Connection| {
+            db.query_row("SELECT format, id, wrapped_key FROM vault", [], |row| {
+                Ok((row.get::<_, u32>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+            })
+            .optional()
+        };
+        let made = db.table_exists(None, "vault").map_err(failed("read"))?;
+        if !made {
+            create(&mut db, material)?;
+        }
+        let (format, id, wrapped) = head(&db)
+            .map_err(failed("read"))?
+            .ok_or_else(|| VaultError::Failed("the vault has no head row".into()))?;
+        if format != FORMAT {
+            return Err(VaultError::Failed(format!(
+                "the vault has format {format}, this program reads {FORMAT}"
+            )));
+        }
+        let wrapping = material.key(&id)?;
+        let data_key = unseal(&wrapping, &id, &["data key"], 0, &wrapped).ok_or_else(|| {
+            VaultError::Key(
+                "cannot open the vault: the configured key is not the one it was made with".into(),
+            )
+        })?;
+        let (mut rows, mut placeholders) = (LockedKey::new()?, LockedKey::new()?);
+        derive(data_key.expose_secret(), &id, b"cleanhands vault rows", rows.bytes_mut());
+        let purpose = b"cleanhands vault placeholders";
+        derive(data_key.expose_secret(), &id, purpose, placeholders.bytes_mut());
+        Ok(Self { db, id, rows, placeholders })
+    }
+
+    /// Whether the keys are kept from being swapped out.
+    pub(super) fn keys_are_locked(&self) -> bool {
+        self.rows.is_locked() && self.placeholders.is_locked()
+    }
+
+    /// Stores a value as the next version of `name`; on disk when it returns.
+    pub(super) fn put(
+        &mut self,
+        name: &str,
+        value: &Secret,
+        now: i64,
+    ) -> Result<SecretInfo, VaultError> {
+        check_name(name)?;
+        check_value(value.expose_secret())?;
+        let write = failed("write");
+        let transaction = self.db.transaction().map_err(&write)?;
+        // A removed name goes on counting: a version never stands for two values.
+        let version: u64 = transaction
+            .query_row(
+                "INSERT INTO numbered VALUES (?1, 1)
+                 ON CONFLICT (name) DO UPDATE SET last = last + 1 RETURNING last",
+                [name],
+                |row| row.get(0),
+            )
+            .map_err(&write)?;
+        let sealed =
+            seal(self.rows.bytes(), &self.id, &["secret", name], version, value.expose_secret())?;
+        transaction
+            .execute(
+                "INSERT INTO secret VALUES (?1, ?2, ?3, ?4)",
+                params![name, version, now, sealed],
+            )
+            .map_err(&write)?;
+        transaction
+            .execute(
+                "DELETE FROM secret WHERE name = ?1 AND version + ?3 <= ?2",
+                params![name, version, VERSIONS_KEPT],
+            )
+            .map_err(&write)?;
+        transaction.commit().map_err(&write)?;
+        self.list()?
+            .into_iter()
+            .find(|secret| secret.name == name)
+            .ok_or_else(|| VaultError::Failed("the vault lost a row it has just written".into()))
+    }
+
+    /// Every secret's name and dates, by name.
+    pub(super) fn list(&self) -> Result<Vec<SecretInfo>, VaultError> {
+        let read = failed("read");
+        let mut statement = self
+            .db
+            .prepare_cached(
+                "SELECT name, max(version), created_at,
+                        (SELECT at FROM used WHERE used.name = secret.name)
+                 FROM secret GROUP BY name ORDER BY name",
+            )
+            .map_err(&read)?;
+        let rows = statement
+            .query_map([], |row| {
+                Ok(SecretInfo {
+                    name: row.get(0)?,
+                    version: row.get(1)?,
+                    created_at: rfc3339(row.get(2)?),
+                    last_used_at: row.get::<_, Option<i64>>(3)?.map(rfc3339),
+                    state: "ready".into(),
+                })
+            })
+            .map_err(&read)?;
+        rows.collect::<Result<_, _>>().map_err(&read)
+    }
+
+    /// Removes every version of a secret.
+    pub(super) fn remove(&mut self, name: &str) -> Result<(), VaultError> {
+        let write = failed("write");
+        let transaction = self.db.transaction().map_err(&write)?;
+        let removed =
+            transaction.execute("DELETE FROM secret WHERE name = ?1", [name]).map_err(&write)?;
+        transaction.execute("DELETE FROM used WHERE name = ?1", [name]).map_err(&write)?;
+        transaction.commit().map_err(&write)?;
+        match removed {
+            0 => Err(VaultError::Missing(name.to_owned())),
+            _ => Ok(()),
+        }
+    }
+
+    /// The kept versions of a secret, the current one first.
+    pub(super) fn values(&self, name: &str) -> Result<Vec<Secret>, VaultError> {
+        let read = failed("read");
+        let mut statement = self
+            .db
+            .prepare_cached(
+                "SELECT version, sealed FROM secret WHERE name = ?1 ORDER BY version DESC",
+            )
+            .map_err(&read)?;
+        let rows = statement
+            .query_map([name], |row| Ok((row.get::<_, u64>(0)?, row.get::<_, Vec<u8>>(1)?)))
+            .map_err(&read)?;
+        let mut values = Vec::new();
+        for row in rows {
+            let (version, sealed) = row.map_err(&read)?;
+            values.push(self.unseal(&["secret", name], version, &sealed)?);
+        }
+        match values.is_empty() {
+            true => Err(VaultError::Missing(name.to_owned())),
+            false => Ok(values),
+        }
+    }
+
+    /// Notes that a secret was used, at most once a minute.
+    pub(super) fn used(&self, name: &str, now: i64) -> Result<(), VaultError> {
+        self.db
+            .prepare_cached(
+                "INSERT INTO used VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET at = ?2
+                 WHERE at + ?3 <= ?2",
+            )
+            .and_then(|mut statement| statement.execute(params![name, now, LAST_USE_SECONDS]))
+            .map(drop)
+            .map_err(failed("write"))
+    }
+
+    /// The authorities, the newest first.
+    pub(super) fn authorities(&self) -> Result<Vec<Kept>, VaultError> {
+        let read = failed("read");
+        let mut statement = self
+            .db
+            .prepare(
+                "SELECT number, not_before, not_after, certificate, sealed
+                 FROM authority ORDER BY number DESC",
+            )
+            .map_err(&read)?;
+        let rows = statement
+            .query_map([], |row| {
+                let key = Secret::new(Vec::new());
+                let (not_before, not_after) = (row.get(1)?, row.get(2)?);
+                let kept = Kept { certificate: row.get(3)?, key, not_before, not_after };
+                Ok((row.get::<_, u64>(0)?, kept, row.get::<_, Vec<u8>>(4)?))
+            })
+            .map_err(&read)?;
+        let mut authorities = Vec::new();
+        for row in rows {
+            let (number, mut kept, sealed) = row.map_err(&read)?;
+            kept.key = self.unseal(&["authority", &summary(&kept)], number, &sealed)?;
+            authorities.push(kept);
+        }
+        Ok(authorities)
+    }
+
+    pub(super) fn add_authority(&mut self, kept: &Kept) -> Result<(), VaultError> {
+        let write = failed("write");
+        let number: u64 = self
+            .db
+            .query_row("SELECT coalesce(max(number), 0) + 1 FROM authority", [], |row| row.get(0))
+            .map_err(&write)?;
+        let place = ["authority", &summary(kept)];
+        let sealed =
+            seal(self.rows.bytes(), &self.id, &place, number, kept.key.expose_secret())?;
+        self.db
+            .execute(
+                "INSERT INTO authority VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![number, kept.not_before, kept.not_after, kept.certificate, sealed],
+            )
+            .map(drop)
+            .map_err(&write)
+    }
+
+    /// Bytes that follow from this vault, the lease and the credential, and from nothing else.
+    pub(super) fn placeholder_bytes(&self, lease: &str, credential: &str) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.placeholders.bytes())
+            .expect("HMAC takes keys of any length");
+        for text in [lease, credential] {
+            mac.update(&(text.len() as u64).to_le_bytes());
+            mac.update(text.as_bytes());
+        }
+        mac.finalize().into_bytes().into()
+    }
+
+    fn unseal(&self, place: &[&str], version: u64, sealed: &[u8]) -> Result<Secret, VaultError> {
+        unseal(self.rows.bytes(), &self.id, place, version, sealed).ok_or_else(|| {
+            VaultError::Failed(format!(
+                "a row of the vault was changed from outside: {}",
+                place.join(" ")
+            ))
+        })
+    }
+}
+
+fn create(db: &mut Connection, material: &Material) -> Result<(), VaultError> {
+    let make = failed("make");
+    let mut id = vec![0u8; 16];
+    let mut data_key = Zeroizing::new([0u8; KEY_BYTES]);
+    fill(&mut id)?;
+    fill(&mut *data_key)?;
+    let wrapping = material.key(&id)?;
+    let wrapped = seal(&wrapping, &id, &["data key"], 0, &*data_key)?;
+    let transaction = db.transaction().map_err(&make)?;
+    transaction.execute_batch(SCHEMA).map_err(&make)?;
+    transaction
+        .execute("INSERT INTO vault VALUES (1, ?1, ?2, ?3)", params![FORMAT, id, wrapped])
+        .map_err(&make)?;
+    transaction.commit().map_err(&make)
+}
+
+fn fill(bytes: &mut [u8]) -> Result<(), VaultError> {
+    getrandom::fill(bytes)
+        .map_err(|error| VaultError::Failed(format!("cannot read random bytes: {error}")))
+}
+
+/// What lies in the open beside an authority's key, so that it cannot be changed either.
+fn summary(kept: &Kept) -> String {
+    let certificate = hex::encode(Sha256::digest(&kept.certificate));
+    format!("{certificate} {} {}", kept.not_before, kept.not_after)
+}
+
+/// What a sealed row belongs to, without two ways to read it.
+fn belonging(id: &[u8], place: &[&str], version: u64) -> Vec<u8> {
+    let mut out = b"cleanhands vault 1".to_vec();
+    for piece in std::iter::once(id).chain(place.iter().map(|text| text.as_bytes())) {
+        out.extend_from_slice(&(piece.len() as u64).to_le_bytes());
+        out.extend_from_slice(piece);
+    }
+    out.extend_from_slice(&version.to_le_bytes());
+    out
+}
+
+fn seal(
+    key: &[u8; KEY_BYTES],
+    id: &[u8],
+    place: &[&str],
+    version: u64,
+    value: &[u8],
+) -> Result<Vec<u8>, VaultError> {
+    let mut nonce = [0u8; NONCE_BYTES];
+    fill(&mut nonce)?;
+    let aad = belonging(id, place, version);
+    let sealed = XChaCha20Poly1305::new(key.into())
+        .encrypt(&XNonce::from(nonce), Payload { msg: value, aad: &aad })
+        .map_err(|_| VaultError::Failed("cannot seal a value".into()))?;
+    Ok([&nonce[..], &sealed].concat())
+}
+
+fn unseal(
+    key: &[u8; KEY_BYTES],
+    id: &[u8],
+    place: &[&str],
+    version: u64,
+    sealed: &[u8],
+) -> Option<Secret> {
+    let (nonce, sealed) = sealed.split_first_chunk::<NONCE_BYTES>()?;
+    let aad = belonging(id, place, version);
+    XChaCha20Poly1305::new(key.into())
+        .decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: &aad })
+        .ok()
+        .map(Secret::new)
+}
+
+fn check_name(name: &str) -> Result<(), VaultError> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
+    match !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(legal) {
+        true => Ok(()),
+        false => Err(VaultError::Invalid(
+            "a secret's name has 1 to 128 characters of A-Z a-z 0-9 - _ . /".into(),
+        )),
+    }
+}
+
+fn check_value(value: &[u8]) -> Result<(), VaultError> {
+    if value.len() < SECRET_BYTES_MIN {
+        return Err(VaultError::Invalid(format!(
+            "a secret has at least {SECRET_BYTES_MIN} bytes: a shorter one could not be told from \
+             ordinary text in answers"
+        )));
+    }
+    if value.len() > SECRET_BYTES_MAX {
+        return Err(VaultError::Invalid(format!(
+            "a secret has at most {SECRET_BYTES_MAX} bytes"
+        )));
+    }
+    Ok(())
+}
+
+fn rfc3339(seconds: i64) -> String {
+    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn material(byte: u8) -> Material {
+        Material::Key(Zeroizing::new(vec![byte; 32]))
+    }
+
+    fn secret(text: &str) -> Secret {
+        Secret::new(text.as_bytes().to_vec())
+    }
+
+    fn texts(values: &[Secret]) -> Vec<&[u8]> {
+        values.iter().map(Secret::expose_secret).collect()
+    }
+
+    #[test]
+    fn values_come_back_and_the_last_two_versions_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), &material(1)).unwrap();
+
+        for value in ["SECRET-CANARY-1", "SECRET-CANARY-2", "SECRET-CANARY-3"] {
+            store.put("github", &secret(value), 1_700_000_000).unwrap();
+        }
+
+        let values = store.values("github").unwrap();
+        assert_eq!(texts(&values), [b"SECRET-CANARY-3", b"SECRET-CANARY-2"]);
+        let listed = store.list().unwrap();
+        assert_eq!((listed.len(), listed[0].version), (1, 3));
+        assert_eq!(listed[0].created_at, "2023-11-14T22:13:20Z");
+    }
+
+    #[test]
+    fn a_closed_vault_opens_with_its_own_key_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), &material(1)).unwrap();
+        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
+        let before = store.placeholder_bytes("lease_a", "github");
+        drop(store);
+
+        let wrong = Store::open(dir.path(), &material(2));
+        let right = Store::open(dir.path(), &material(1)).unwrap();
+
+        assert!(matches!(wrong, Err(VaultError::Key(_))));
+        assert_eq!(texts(&right.values("github").unwrap()), [b"SECRET-CANARY-1"]);
+        assert_eq!(right.placeholder_bytes("lease_a", "github"), before);
+        assert_ne!(right.placeholder_bytes("lease_b", "github"), before);
+        assert_ne!(right.placeholder_bytes("lease_agit", "hub"), before);
+    }
+
+    #[test]
+    fn no_file_of_the_vault_holds_a_value_before_or_after_its_removal() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), &material(1)).unwrap();
+        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
+        store.put("other", &secret("SECRET-CANARY-2"), 0).unwrap();
+        store.remove("github").unwrap();
+
+        for entry in std::fs::read_dir(dir.path()).unwrap() {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            assert!(!bytes.windows(13).any(|window| window == b"SECRET-CANARY"));
+        }
+        assert!(matches!(store.values("github"), Err(VaultError::Missing(_))));
+        assert!(matches!(store.remove("github"), Err(VaultError::Missing(_))));
+        assert_eq!(store.put("github", &secret("SECRET-CANARY-3"), 0).unwrap().version, 2);
+    }
+
+    #[test]
+    fn rows_cannot_change_places() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), &material(1)).unwrap();
+        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
+        store.put("evil", &secret("SECRET-CANARY-2"), 0).unwrap();
+
+        store
+            .db
+            .execute(
+                "UPDATE secret SET sealed = (SELECT sealed FROM secret WHERE name = 'github')
+                 WHERE name = 'evil'",
+                [],
+            )
+            .unwrap();
+
+        assert!(matches!(store.values("evil"), Err(VaultError::Failed(_))));
+        assert!(store.values("github").is_ok());
+    }
+
+    #[test]
+    fn names_and_values_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), &material(1)).unwrap();
+        let long = "x".repeat(SECRET_BYTES_MAX + 1);
+        for (name, value) in [
+            ("", "SECRET-CANARY"),
+            ("a b", "SECRET-CANARY"),
+            ("a\n", "SECRET-CANARY"),
+            ("github", "7 bytes"),
+            ("github", &long),
+        ] {
+            let outcome = store.put(name, &secret(value), 0);
+            assert!(matches!(outcome, Err(VaultError::Invalid(_))), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_use_is_written_at_most_once_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), &material(1)).unwrap();
+        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
+        let last = |store: &Store| store.list().unwrap()[0].last_used_at.clone();
+
+        assert_eq!(last(&store), None);
+        store.used("github", 100).unwrap();
+        store.used("github", 130).unwrap();
+        assert_eq!(last(&store).unwrap(), "1970-01-01T00:01:40Z");
+        store.used("github", 160).unwrap();
+        assert_eq!(last(&store).unwrap(), "1970-01-01T00:02:40Z");
+    }
+}

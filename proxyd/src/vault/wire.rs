@@ -1,0 +1,201 @@
+//! The messages between proxyd's two processes: a JSON head with names, then secret parts.
+//!
+//! A frame is a length (four bytes, little endian) and a body: the head's length, the head, and
+//! for each part its length and bytes. Secrets travel only in parts, so no JSON buffer ever holds
+//! one. Both sides bound every length before they make room for it.
+
+use ipc::vault::SecretInfo;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use super::VaultError;
+use super::secret::Secret;
+
+/// Longest frame: the forms of two secrets of the greatest length, and room.
+pub const FRAME_BYTES_MAX: usize = 32 << 20;
+/// Most parts in a frame.
+const PARTS_MAX: usize = 4096;
+
+/// What the traffic process asks. Its whole interface to the secrets.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// → [`Reply::Text`].
+    Placeholder { lease: String, credential: String, prefix: String },
+    /// → [`Reply::Done`] with the value to put in, then the needles to search for.
+    Render { credential: String, host: String, hosts: Vec<String>, form: Form, secret: String },
+    /// The needles of several secrets, each with the form it is used in; missing ones are passed
+    /// over. → [`Reply::Done`] with needles.
+    Needles { secrets: Vec<(String, Form)> },
+    /// Part: the value. → [`Reply::Secrets`] with one entry.
+    Put { name: String },
+    /// → [`Reply::Secrets`].
+    List,
+    /// → [`Reply::Done`].
+    Remove { name: String },
+    /// Part: the public key, DER. → [`Reply::Done`] with the certificate, DER.
+    Leaf { host: String, life_seconds: u64 },
+}
+
+/// What a value becomes before it is put in.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Form {
+    /// The value as stored.
+    Bare,
+    /// `Basic base64(USER:VALUE)`.
+    Basic { user: String },
+    /// The template with the value in place of `{}`.
+    Template { template: String },
+}
+
+/// What the child answers.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Reply {
+    /// The first frame, unasked: the vault is open.
+    Open { pid: u32, key_source: String, ca_pem: String, ca_sha256: String, notes: Vec<String> },
+    Done,
+    Text { text: String },
+    Secrets { secrets: Vec<SecretInfo> },
+    Failed { why: Why, text: String },
+}
+
+/// The kinds of failure; see [`VaultError`].
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    Missing,
+    Refused,
+    Invalid,
+    Failed,
+    Key,
+}
+
+impl VaultError {
+    pub(super) fn from_wire(why: Why, text: String) -> Self {
+        match why {
+            Why::Missing => Self::Missing(text),
+            Why::Refused => Self::Refused(text),
+            Why::Invalid => Self::Invalid(text),
+            Why::Failed => Self::Failed(text),
+            Why::Key => Self::Key(text),
+        }
+    }
+
+    pub(super) fn to_wire(&self) -> Reply {
+        let (why, text) = match self {
+            Self::Missing(name) => (Why::Missing, name.clone()),
+            Self::Refused(text) => (Why::Refused, text.clone()),
+            Self::Invalid(text) => (Why::Invalid, text.clone()),
+            Self::Failed(text) => (Why::Failed, text.clone()),
+            Self::Key(text) => (Why::Key, text.clone()),
+            Self::Gone => (Why::Failed, self.to_string()),
+        };
+        Reply::Failed { why, text }
+    }
+}
+
+/// A frame that is not as described above.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message between proxyd and its vault is malformed: {0}")]
+pub struct Malformed(&'static str);
+
+/// A whole frame, its length in front, wiped on drop.
+pub fn encode(head: &impl Serialize, parts: &[Secret]) -> Zeroizing<Vec<u8>> {
+    let head = serde_json::to_vec(head).expect("heads hold nothing that JSON cannot");
+    let parts_bytes: usize = parts.iter().map(|part| 4 + part.expose_secret().len()).sum();
+    let body = 4 + head.len() + parts_bytes;
+    let mut frame = Zeroizing::new(Vec::with_capacity(4 + body));
+    put(&mut frame, body);
+    put(&mut frame, head.len());
+    frame.extend_from_slice(&head);
+    for part in parts {
+        put(&mut frame, part.expose_secret().len());
+        frame.extend_from_slice(part.expose_secret());
+    }
+    frame
+}
+
+fn put(frame: &mut Vec<u8>, length: usize) {
+    let length = u32::try_from(length).expect("secrets are bounded far below 4 GiB");
+    frame.extend_from_slice(&length.to_le_bytes());
+}
+
+/// The length of a frame's body from its first four bytes.
+pub fn body_length(prefix: [u8; 4]) -> Result<usize, Malformed> {
+    match u32::from_le_bytes(prefix) as usize {
+        length @ 4..=FRAME_BYTES_MAX => Ok(length),
+        _ => Err(Malformed("its length")),
+    }
+}
+
+/// Splits a frame's body.
+pub fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<(T, Vec<Secret>), Malformed> {
+    let mut rest = body;
+    let head = take(&mut rest)?;
+    let head = serde_json::from_slice(head).map_err(|_| Malformed("its head"))?;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        if parts.len() == PARTS_MAX {
+            return Err(Malformed("its number of parts"));
+        }
+        parts.push(Secret::new(take(&mut rest)?.to_vec()));
+    }
+    Ok((head, parts))
+}
+
+fn take<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
+    let (length, after) = rest.split_first_chunk().ok_or(Malformed("it is cut"))?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let (taken, after) = after.split_at_checked(length).ok_or(Malformed("it is cut"))?;
+    *rest = after;
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame() -> Vec<u8> {
+        let parts = [Secret::new(b"one".to_vec()), Secret::new(Vec::new())];
+        encode(&Request::Put { name: "github".into() }, &parts).to_vec()
+    }
+
+    #[test]
+    fn a_frame_comes_back_as_it_went() {
+        let frame = frame();
+
+        let length = body_length(frame[..4].try_into().unwrap()).unwrap();
+        let (head, parts) = decode::<Request>(&frame[4..]).unwrap();
+
+        assert_eq!(length, frame.len() - 4);
+        assert!(matches!(head, Request::Put { name } if name == "github"));
+        assert_eq!(parts.len(), 2);
+        assert_eq!(parts[0].expose_secret(), b"one");
+    }
+
+    #[test]
+    fn no_cut_or_changed_frame_is_taken_or_panics() {
+        let frame = frame();
+        for cut in 4..frame.len() {
+            // Cut right after a whole part, a frame has only lost the parts that follow.
+            let whole = decode::<Request>(&frame[4..cut]).map(|(_, parts)| parts.len());
+            assert!(!matches!(whole, Ok(2)), "cut at {cut}");
+        }
+        for at in 4..frame.len() {
+            for value in [0, 0x7f, 0xff] {
+                let mut changed = frame.clone();
+                changed[at] = value;
+                let _ = decode::<Request>(&changed[4..]);
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_out_of_bounds_are_refused_before_any_room_is_made() {
+        for length in [0u32, 3, (FRAME_BYTES_MAX + 1) as u32, u32::MAX] {
+            assert!(body_length(length.to_le_bytes()).is_err(), "{length}");
+        }
+    }
+}
