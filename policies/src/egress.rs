@@ -27,7 +27,8 @@ pub enum Scheme {
 #[derive(Clone, Copy, Debug)]
 pub struct EgressRequest<'a> {
     pub scheme: Scheme,
-    /// The verified host: by the lease's DNS answer or the CONNECT authority, never the Host header.
+    /// The verified host: from the lease's DNS answer or CONNECT's authority, never from the Host
+    /// header.
     pub host: &'a Host,
     pub port: u16,
     pub method: &'a str,

@@ -31,6 +31,7 @@ pub mod pattern;
 pub mod policy;
 pub mod sandbox;
 pub mod set;
+mod shipped;
 
 pub use address::AddressRange;
 pub use credential::{Backend, Credential, Inject, Place, SecretRef};
@@ -44,3 +45,4 @@ pub use pattern::HostPattern;
 pub use policy::{Access, McpServer, Policy};
 pub use sandbox::{Mount, Packages, Root, SandboxTable};
 pub use set::PolicySet;
+pub use shipped::SHIPPED;

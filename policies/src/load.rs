@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::diagnostic::Diagnostic;
@@ -10,7 +10,10 @@ use crate::diagnostic::Diagnostic;
 /// No policy needs more; it keeps a stray file from filling memory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Every `NAME.toml` of the directory, as name and text, sorted.
+/// The folder with the shipped policies is this crate as well; its manifest is no policy.
+const MANIFEST: &str = "Cargo.toml";
+
+/// Every `NAME.toml` of the directory, as path and text, sorted.
 pub(crate) fn read(dir: &Path) -> Result<Vec<(String, String)>, Vec<Diagnostic>> {
     let shown = dir.display().to_string();
     let cannot = |error: io::Error| {
@@ -22,12 +25,14 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<(String, String)>, Vec<Diagnostic>>
     let meta = fs::metadata(dir).map_err(cannot)?;
     // Who may create files in the directory can replace a policy. Sticky bits do not help: they
     // stop removal, not the addition of an environment.
-    check_owner(&meta, &shown).map_err(|found| vec![found])?;
+    check_owner(&meta, &shown).map_err(|found| vec![*found])?;
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir).map_err(cannot)? {
         let path = entry.map_err(cannot)?.path();
-        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
-        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
+        let skipped = path
+            .file_name()
+            .is_none_or(|name| name == MANIFEST || name.as_encoded_bytes().starts_with(b"."));
+        if !skipped && path.extension().is_some_and(|extension| extension == "toml") {
             paths.push(path);
         }
     }
@@ -36,18 +41,23 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<(String, String)>, Vec<Diagnostic>>
     for path in paths {
         match read_file(&path) {
             Ok(file) => files.push(file),
-            Err(diagnostic) => found.push(diagnostic),
+            Err(diagnostic) => found.push(*diagnostic),
         }
     }
     if found.is_empty() { Ok(files) } else { Err(found) }
 }
 
-fn read_file(path: &Path) -> Result<(String, String), Diagnostic> {
+fn read_file(path: &Path) -> Result<(String, String), Box<Diagnostic>> {
     let shown = path.display().to_string();
-    let cannot = |why: String| Diagnostic::whole(&shown, format!("cannot read the policy: {why}"));
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| cannot("its name is not UTF-8".to_owned()))?.to_owned();
-    let file = File::open(path).map_err(|error| cannot(reason(&error)))?;
+    let cannot =
+        |why: String| Box::new(Diagnostic::whole(&shown, format!("cannot read the policy: {why}")));
+    // A FIFO in the directory must not hold the daemon up.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(|error| cannot(reason(&error)))?;
     // Asked of the open file, so that it cannot be exchanged in between.
     let meta = file.metadata().map_err(|error| cannot(reason(&error)))?;
     if !meta.is_file() {
@@ -62,19 +72,20 @@ fn read_file(path: &Path) -> Result<(String, String), Diagnostic> {
         return Err(cannot("larger than 1 MiB".to_owned()));
     }
     let text = String::from_utf8(bytes).map_err(|_| cannot("it is not UTF-8".to_owned()))?;
-    Ok((name, text))
+    Ok((shown, text))
 }
 
 /// A policy decides where credentials go: whoever can write it holds them.
-fn check_owner(meta: &fs::Metadata, shown: &str) -> Result<(), Diagnostic> {
+fn check_owner(meta: &fs::Metadata, shown: &str) -> Result<(), Box<Diagnostic>> {
     if meta.mode() & 0o022 != 0 {
-        return Err(Diagnostic::whole(shown, "others can write it".to_owned())
-            .with_hint(format!("chmod go-w {shown}")));
+        let found = Diagnostic::whole(shown, "others can write it".to_owned());
+        return Err(Box::new(found.with_hint(format!("chmod go-w {shown}"))));
     }
     let own = rustix::process::geteuid().as_raw();
     if meta.uid() != 0 && meta.uid() != own {
-        return Err(Diagnostic::whole(shown, format!("it belongs to uid {}", meta.uid()))
-            .with_hint(format!("it must belong to root or to uid {own}, which reads it")));
+        let found = Diagnostic::whole(shown, format!("it belongs to uid {}", meta.uid()));
+        let hint = format!("it must belong to root or to uid {own}, which reads it");
+        return Err(Box::new(found.with_hint(hint)));
     }
     Ok(())
 }

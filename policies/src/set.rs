@@ -24,7 +24,7 @@ impl PolicySet {
         Self::parse(&crate::load::read(dir)?)
     }
 
-    /// Parses files given as name (`dev.toml`) and text.
+    /// Parses files given as name (`dev.toml`, or a path that ends in it) and text.
     pub fn parse(files: &[(String, String)]) -> Result<Self, Vec<Diagnostic>> {
         let (environments, found) = crate::file::parse(files);
         if found.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {

@@ -1,0 +1,284 @@
+//! Reads `[[egress.allow]]` and `[mcp.NAME]`: what may leave.
+
+use std::collections::BTreeSet;
+
+use super::credentials::Credentials;
+use super::groups::Groups;
+use super::is_name;
+use super::reader::{Reader, Section, Span, Spanned};
+use crate::address::{AddressClass, AddressRange, always_forbidden, classify};
+use crate::egress::{GitRule, METHODS_FORBIDDEN, Rule, Scheme};
+use crate::host::Host;
+use crate::path::CanonicalPath;
+use crate::pattern::{HostPattern, PathPattern, RepositoryPattern};
+use crate::policy::McpServer;
+
+pub(crate) const EGRESS: &[&str] = &["allow"];
+pub(crate) const ALLOW: &[&str] =
+    &["hosts", "methods", "paths", "ports", "addresses", "git", "credential", "plaintext"];
+pub(crate) const GIT: &[&str] = &["repositories", "push"];
+pub(crate) const MCP: &[&str] = &["url", "credential", "addresses"];
+
+const HTTPS: u16 = 443;
+const HTTP: u16 = 80;
+const DNS: u16 = 53;
+
+/// A rule as it stands in the file: its hosts with positions, its credential by name.
+pub(crate) struct RawRule {
+    pub span: Span,
+    pub hosts: Vec<Spanned<HostPattern>>,
+    pub credential: Option<Spanned<String>>,
+    /// Everything else; hosts and credential are filled in by [`RawRule::link`].
+    pub rule: Rule,
+}
+
+/// An MCP server as it stands in the file.
+pub(crate) struct RawServer {
+    pub name: String,
+    pub credential: Option<Spanned<String>>,
+    pub server: McpServer,
+}
+
+impl RawRule {
+    pub fn link(self, credentials: &Credentials) -> Rule {
+        let credential = self.credential.and_then(|name| credentials.made(&name.value).cloned());
+        let hosts = self.hosts.into_iter().map(|host| host.value).collect();
+        Rule { hosts, credential, ..self.rule }
+    }
+}
+
+impl RawServer {
+    pub fn link(self, credentials: &Credentials) -> (String, McpServer) {
+        let credential = self.credential.and_then(|name| credentials.made(&name.value).cloned());
+        (self.name, McpServer { credential, ..self.server })
+    }
+}
+
+pub(crate) fn read(reader: &mut Reader<'_>, top: &Section<'_>, groups: &Groups) -> Vec<RawRule> {
+    let Some(egress) = top.section(reader, "egress") else { return Vec::new() };
+    egress.check_keys(reader, EGRESS);
+    egress.sections(reader, "allow").iter().map(|section| rule(reader, section, groups)).collect()
+}
+
+fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawRule {
+    section.check_keys(reader, ALLOW);
+    let plaintext = section.boolean(reader, "plaintext").unwrap_or(false);
+    let hosts = groups.hosts(reader, section);
+    for host in &hosts {
+        check_literal(reader, host);
+    }
+    let git = section.section(reader, "git").and_then(|git| read_git(reader, &git));
+    for key in ["methods", "paths"] {
+        if section.has("git") && section.has(key) {
+            let message = format!("\"git\" says already which {key} are meant");
+            reader.error(&section.span_of(key), message);
+        }
+    }
+    RawRule {
+        span: section.span.clone(),
+        hosts,
+        credential: section.string(reader, "credential"),
+        rule: Rule {
+            name: section.name.clone(),
+            hosts: Vec::new(),
+            ports: ports(reader, section, plaintext),
+            plaintext,
+            methods: methods(reader, section),
+            paths: paths(reader, section),
+            git,
+            addresses: addresses(reader, section),
+            credential: None,
+        },
+    }
+}
+
+/// An address among the hosts names itself; one that is never dialled is a mistake.
+fn check_literal(reader: &mut Reader<'_>, host: &Spanned<HostPattern>) {
+    if let HostPattern::Exact(Host::Ip(ip)) = &host.value
+        && let AddressClass::Forbidden(what) = classify(*ip)
+    {
+        reader.error(&host.span, format!("{ip} is never dialled: {what}"));
+    }
+}
+
+fn ports(reader: &mut Reader<'_>, section: &Section<'_>, plaintext: bool) -> BTreeSet<u16> {
+    let Some(listed) = section.integers(reader, "ports") else {
+        return if plaintext { [HTTP, HTTPS].into() } else { [HTTPS].into() };
+    };
+    if listed.is_empty() {
+        reader.error(&section.span_of("ports"), "an empty list of ports allows nothing");
+    }
+    let mut ports = BTreeSet::new();
+    for port in listed {
+        match u16::try_from(port.value) {
+            Err(_) | Ok(0) => reader.error(&port.span, "a port is 1 to 65535"),
+            Ok(DNS) => reader.error_hint(
+                &port.span,
+                "port 53 is the sandbox's own DNS and cannot be allowed",
+                "names that a rule lists are resolved without a rule for DNS",
+            ),
+            Ok(HTTP) if !plaintext => reader.error_hint(
+                &port.span,
+                "port 80 carries plain http",
+                "say so with plaintext = true, or use https",
+            ),
+            Ok(number) => {
+                ports.insert(number);
+            }
+        }
+    }
+    ports
+}
+
+fn methods(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<BTreeSet<String>> {
+    let listed = section.strings(reader, "methods")?;
+    if listed.is_empty() {
+        let message = "an empty list of methods allows nothing";
+        reader.error_hint(&section.span_of("methods"), message, "leave it out to allow all");
+    }
+    let mut methods = BTreeSet::new();
+    for method in listed {
+        let upper = method.value.to_ascii_uppercase();
+        if METHODS_FORBIDDEN.contains(&upper.as_str()) {
+            reader.error(&method.span, format!("{upper} cannot be allowed"));
+        } else if upper != method.value {
+            let message = format!("\"{}\" is no method", method.value);
+            reader.error_hint(&method.span, message, format!("did you mean \"{upper}\"?"));
+        } else if upper.is_empty() || !upper.bytes().all(|b| b.is_ascii_uppercase() || b == b'-') {
+            reader.error(&method.span, "a method is a word such as \"GET\"");
+        } else {
+            methods.insert(upper);
+        }
+    }
+    Some(methods)
+}
+
+fn paths(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<PathPattern> {
+    let Some(listed) = section.strings(reader, "paths") else { return Vec::new() };
+    if listed.is_empty() {
+        let message = "an empty list of paths allows nothing";
+        reader.error_hint(&section.span_of("paths"), message, "leave it out to allow all");
+    }
+    let mut paths = Vec::new();
+    for path in listed {
+        match PathPattern::parse(&path.value) {
+            Ok(pattern) => paths.push(pattern),
+            Err(why) => {
+                let hint = "\"/repos/acme/*\" is one segment, \"/repos/acme/**\" all below";
+                reader.error_hint(&path.span, format!("not a path pattern: {why}"), hint);
+            }
+        }
+    }
+    paths
+}
+
+fn read_git(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<GitRule> {
+    section.check_keys(reader, GIT);
+    let push = section.boolean(reader, "push").unwrap_or(false);
+    let listed = section.strings(reader, "repositories");
+    if listed.as_ref().is_none_or(Vec::is_empty) {
+        let hint = "git = { repositories = [\"owner/name\"], push = false }";
+        reader.error_hint(&section.span, "\"git\" lists the repositories it allows", hint);
+    }
+    let mut repositories = Vec::new();
+    for text in listed? {
+        match RepositoryPattern::parse(&text.value) {
+            Ok(pattern) => repositories.push(pattern),
+            Err(why) => reader.error(&text.span, format!("not a repository: {why}")),
+        }
+    }
+    Some(GitRule { repositories, push })
+}
+
+fn addresses(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<AddressRange> {
+    let mut ranges = Vec::new();
+    for text in section.strings(reader, "addresses").unwrap_or_default() {
+        match AddressRange::parse(&text.value) {
+            Err(why) => {
+                let hint = "addresses = [\"10.2.0.0/16\"]";
+                reader.error_hint(&text.span, format!("not a range of addresses: {why}"), hint);
+            }
+            Ok(range) if range.prefix() == 0 => {
+                let hint = "public addresses need no entry; name the private range that is meant";
+                reader.error_hint(&text.span, "this names every address", hint);
+            }
+            Ok(range) => match always_forbidden(&range) {
+                Some(what) => {
+                    reader.error(&text.span, format!("{range} is never dialled: {what}"));
+                }
+                None => ranges.push(range),
+            },
+        }
+    }
+    ranges
+}
+
+pub(crate) fn read_mcp(reader: &mut Reader<'_>, top: &Section<'_>) -> Vec<RawServer> {
+    let Some(mcp) = top.section(reader, "mcp") else { return Vec::new() };
+    let mut servers = Vec::new();
+    for (name, item, span) in mcp.entries() {
+        if !is_name(name) {
+            reader.error(&span, "a server's name is made of a-z, 0-9, \"-\", \"_\"");
+        }
+        if let Some(section) = mcp.enter(reader, name, item, span)
+            && let Some(server) = server(reader, name, &section)
+        {
+            servers.push(server);
+        }
+    }
+    servers
+}
+
+fn server(reader: &mut Reader<'_>, name: &str, section: &Section<'_>) -> Option<RawServer> {
+    section.check_keys(reader, MCP);
+    let credential = section.string(reader, "credential");
+    let addresses = addresses(reader, section);
+    if !section.has("url") {
+        reader.error(&section.span, format!("{} lacks \"url\"", section.name));
+    }
+    let url = section.string(reader, "url")?;
+    match split_url(&url.value) {
+        Err(why) => {
+            let hint = "url = \"https://mcp.example.com/mcp\"";
+            reader.error_hint(&url.span, format!("not the address of a server: {why}"), hint);
+            None
+        }
+        Ok((scheme, host, port, path)) => {
+            let pattern = HostPattern::Exact(host.clone());
+            check_literal(reader, &Spanned { value: pattern, span: url.span });
+            let server = McpServer {
+                url: url.value.clone(),
+                scheme,
+                host,
+                port,
+                path,
+                credential: None,
+                addresses,
+            };
+            Some(RawServer { name: name.to_owned(), credential, server })
+        }
+    }
+}
+
+fn split_url(url: &str) -> Result<(Scheme, Host, u16, String), String> {
+    let (scheme, rest, default) = match url.split_once("://") {
+        Some(("https", rest)) => (Scheme::Https, rest, HTTPS),
+        Some(("http", rest)) => (Scheme::Http, rest, HTTP),
+        _ => return Err("it begins with https:// or http://".to_owned()),
+    };
+    if rest.contains(['@', '?', '#']) {
+        return Err("it holds a user, a query or a fragment".to_owned());
+    }
+    let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
+    // A colon behind the bracket, or the only one, is followed by the port.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => {
+            let port = port.parse().ok().filter(|port| *port != 0);
+            (host, port.ok_or("its port is not 1 to 65535")?)
+        }
+        _ => (authority, default),
+    };
+    let host = Host::parse(host).map_err(|error| error.to_string())?;
+    CanonicalPath::parse(path).map_err(|why| format!("its path {why}"))?;
+    Ok((scheme, host, port, path.to_owned()))
+}

@@ -1,0 +1,133 @@
+//! Checks what spans tables: credentials against rules, rules against each other.
+
+use std::collections::BTreeSet;
+
+use super::credentials::{Credentials, Named};
+use super::egress::{RawRule, RawServer};
+use super::reader::{Reader, Span, Spanned};
+use crate::egress::Scheme;
+use crate::pattern::HostPattern;
+use crate::sandbox::SandboxTable;
+
+pub(crate) fn check(
+    reader: &mut Reader<'_>,
+    rules: &[RawRule],
+    servers: &[RawServer],
+    credentials: &Credentials,
+    sandbox: &SandboxTable,
+) {
+    let mut used = BTreeSet::new();
+    for rule in rules {
+        let Some(name) = &rule.credential else { continue };
+        used.insert(name.value.as_str());
+        if let Some(named) = credentials.require(reader, name) {
+            for host in &rule.hosts {
+                check_host(reader, name, named, &host.value, &host.span);
+            }
+            check_plaintext(reader, name, named, rule.rule.plaintext);
+        }
+    }
+    for server in servers {
+        let Some(name) = &server.credential else { continue };
+        used.insert(name.value.as_str());
+        if let Some(named) = credentials.require(reader, name) {
+            let host = HostPattern::Exact(server.server.host.clone());
+            check_host(reader, name, named, &host, &name.span);
+            check_plaintext(reader, name, named, server.server.scheme == Scheme::Http);
+        }
+    }
+    for (name, named) in credentials.iter().filter(|(name, _)| !used.contains(name)) {
+        let message = format!("credential \"{name}\" is used by no rule");
+        let hint = format!("a rule uses it with credential = \"{name}\"");
+        reader.warn(&named.span, message, hint);
+    }
+    check_variables(reader, credentials, sandbox);
+    for (at, rule) in rules.iter().enumerate() {
+        check_reach(reader, rule, &rules[..at]);
+    }
+}
+
+/// A rule's hosts lie within its credential's own list, else requests that the rule allows would
+/// be refused one by one.
+fn check_host(
+    reader: &mut Reader<'_>,
+    name: &Spanned<String>,
+    named: &Named,
+    host: &HostPattern,
+    span: &Span,
+) {
+    let Some(credential) = &named.made else { return };
+    // An empty list was reported where it stands, or comes from an empty group.
+    if credential.hosts.is_empty() || credential.hosts.iter().any(|own| own.covers(host)) {
+        return;
+    }
+    let message = format!("credential \"{}\" may not go to {host}", name.value);
+    let apex = match host {
+        HostPattern::Exact(host) => credential.hosts.iter().any(
+            |own| matches!(own, HostPattern::Below(below) if host.name() == Some(below.as_str())),
+        ),
+        HostPattern::Below(_) => false,
+    };
+    let hint = match apex {
+        true => format!("\"*.{host}\" covers what is below {host}, not {host} itself"),
+        false => format!("list it in hosts of [credentials.{}], or split the rule", name.value),
+    };
+    reader.error_hint(span, message, hint);
+}
+
+/// Over plain HTTP anybody on the way can read the credential; both sides must want that.
+fn check_plaintext(
+    reader: &mut Reader<'_>,
+    name: &Spanned<String>,
+    named: &Named,
+    plaintext: bool,
+) {
+    if plaintext && named.made.as_ref().is_some_and(|credential| !credential.allow_plaintext) {
+        let message = format!("credential \"{}\" may not go over plain http", name.value);
+        let hint = "use https, or set allow-plaintext = true at the credential";
+        reader.error_hint(&name.span, message, hint);
+    }
+}
+
+fn check_variables(reader: &mut Reader<'_>, credentials: &Credentials, sandbox: &SandboxTable) {
+    let mut seen = BTreeSet::new();
+    for (_, named) in credentials.iter() {
+        let Some(env) = named.made.as_ref().and_then(|credential| credential.env.as_deref()) else {
+            continue;
+        };
+        let span = named.env_span.as_ref().unwrap_or(&named.span);
+        if !seen.insert(env) {
+            reader.error(span, format!("two credentials have the variable {env}"));
+        }
+        if sandbox.env.contains_key(env) {
+            reader.error(span, format!("{env} is set in [sandbox.env] too"));
+        }
+    }
+}
+
+/// A rule behind one that takes every request to the same place never decides anything; if it
+/// would restrict or inject, the file means something else than it says.
+fn check_reach(reader: &mut Reader<'_>, rule: &RawRule, earlier: &[RawRule]) {
+    let takes_all = |other: &&RawRule| {
+        let own = &other.rule;
+        own.methods.is_none()
+            && own.paths.is_empty()
+            && own.git.is_none()
+            && own.ports.is_superset(&rule.rule.ports)
+            && (own.plaintext || !rule.rule.plaintext)
+            && rule.hosts.iter().all(|host| other.hosts.iter().any(|o| o.value.covers(&host.value)))
+    };
+    if rule.hosts.is_empty() {
+        return;
+    }
+    let Some(other) = earlier.iter().find(takes_all) else { return };
+    let message =
+        format!("{} never decides: {} takes its requests", rule.rule.name, other.rule.name);
+    let hint = "the first rule that matches wins: put the narrower one first";
+    // The credential is not linked yet, so it is asked for by name.
+    if rule.rule.inspects() || rule.credential.is_some() {
+        reader.error_hint(&rule.span, message, hint);
+    } else {
+        reader.warn(&rule.span, message, hint);
+    }
+}
