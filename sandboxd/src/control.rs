@@ -1,1 +1,164 @@
-//! (control)
+//! The HTTP API on `sandboxd.sock`, as the `ipc::sandbox` module documents it.
+//!
+//! Each function is one route: who asks, is it theirs, do it. What belongs to somebody else is
+//! answered as what does not exist.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::routing::{delete, get, post};
+use axum::{Extension, Json, Router};
+use ipc::fault::{Code, Fault};
+use ipc::id::{CallId, SandboxId, SessionId};
+use ipc::peer::Principal;
+use ipc::sandbox::{CallReport, Execute, Health, Receipt};
+use serde_json::{Value, json};
+
+use crate::execute::Service;
+use crate::probe::HostFacts;
+
+/// Longest body: a file to be written, as JSON, with room to spare.
+const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How long ending a sandbox may hold up its caller.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the routes share.
+#[derive(Clone, Debug)]
+pub struct Control {
+    pub service: Arc<Service>,
+    pub host: Arc<HostFacts>,
+}
+
+/// The routes of `sandboxd.sock`.
+pub fn router(control: Control) -> Router {
+    Router::new()
+        .route("/v1/health", get(health))
+        .route("/v1/execute", post(execute))
+        .route("/v1/calls/{call}", get(report))
+        .route("/v1/calls/{call}/cancel", post(cancel))
+        .route("/v1/sandboxes", get(sandboxes))
+        .route("/v1/sandboxes/{sandbox}", delete(end_sandbox))
+        .route("/v1/sessions/{session}", delete(end_session))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(nothing_here)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(control)
+}
+
+async fn nothing_here() -> Fault {
+    Fault::new(Code::NotFound, "there is no such call on this socket")
+}
+
+async fn health(State(control): State<Control>) -> Json<Health> {
+    Json(Health {
+        daemon: "sandboxd".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+        journal: control.service.journal.identity().into(),
+        mode: control.host.mode.into(),
+        layers: control.host.layers.clone(),
+        notes: control.host.notes.clone(),
+    })
+}
+
+async fn execute(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    body: Result<Json<Execute>, JsonRejection>,
+) -> Result<Json<Receipt>, Fault> {
+    let Json(request) = body.map_err(|rejection| {
+        let too_large = rejection.status() == http::StatusCode::PAYLOAD_TOO_LARGE;
+        let code = if too_large { Code::TooLarge } else { Code::Invalid };
+        Fault::new(code, rejection.body_text())
+    })?;
+    control.service.execute(&peer, request).await.map(Json)
+}
+
+async fn report(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    Path(call): Path<String>,
+) -> Result<Json<CallReport>, Fault> {
+    let call = id(CallId::parse(&call))?;
+    control.service.report(&peer, &call).await.map(Json)
+}
+
+async fn cancel(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    Path(call): Path<String>,
+) -> Result<Json<Value>, Fault> {
+    let call = id(CallId::parse(&call))?;
+    control.service.cancel(&peer, &call).await?;
+    Ok(Json(json!({})))
+}
+
+async fn sandboxes(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+) -> Json<Value> {
+    let mut found: Vec<_> = control
+        .service
+        .sandboxes
+        .living()
+        .iter()
+        .filter(|sandbox| control.service.speaks_for(&peer, &sandbox.owner))
+        .map(|sandbox| sandbox.describe())
+        .collect();
+    found.sort_by(|a, b| a.created_at.cmp(&b.created_at).then(a.sandbox.cmp(&b.sandbox)));
+    Json(json!({ "sandboxes": found }))
+}
+
+async fn end_sandbox(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    Path(sandbox): Path<String>,
+) -> Result<Json<Value>, Fault> {
+    let wanted = id(SandboxId::parse(&sandbox))?;
+    let sandbox = control
+        .service
+        .sandboxes
+        .find(&wanted)
+        .filter(|sandbox| control.service.speaks_for(&peer, &sandbox.owner))
+        .ok_or_else(|| Fault::new(Code::NotFound, format!("no sandbox {wanted}")))?;
+    sandbox.close();
+    let _ = tokio::time::timeout(END_TIMEOUT, sandbox.cell.ended()).await;
+    Ok(Json(json!({})))
+}
+
+async fn end_session(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    Path(session): Path<String>,
+) -> Result<Json<Value>, Fault> {
+    let service = &control.service;
+    let session = id(SessionId::parse(&session))?;
+    let owner = service.journal.session_owner(&session).await;
+    let owner = owner.map_err(|e| Fault::new(Code::Unavailable, e.to_string()))?;
+    if !owner.is_some_and(|owner| service.speaks_for(&peer, &owner)) {
+        return Err(Fault::new(Code::NotFound, format!("no session {session}")));
+    }
+    for sandbox in service.sandboxes.living() {
+        if sandbox.session.as_ref() == Some(&session) {
+            sandbox.close();
+            let _ = tokio::time::timeout(END_TIMEOUT, sandbox.cell.ended()).await;
+        }
+    }
+    let (workspaces, name) = (service.sandboxes.workspaces.clone(), session.clone());
+    let removed = tokio::task::spawn_blocking(move || workspaces.remove(name.as_str())).await;
+    match removed {
+        Ok(Ok(())) => Ok(Json(json!({}))),
+        Ok(Err(error)) => Err(cannot_remove(&session, &error.to_string())),
+        Err(error) => Err(cannot_remove(&session, &error.to_string())),
+    }
+}
+
+fn cannot_remove(session: &SessionId, why: &str) -> Fault {
+    Fault::new(Code::Internal, format!("cannot remove the workspace of session {session}: {why}"))
+}
+
+fn id<T>(parsed: Result<T, ipc::id::InvalidId>) -> Result<T, Fault> {
+    parsed.map_err(|e| Fault::new(Code::Invalid, e.to_string()))
+}

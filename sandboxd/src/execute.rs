@@ -1,1 +1,575 @@
-//! (execute)
+//! One tool call from request to receipt. The file to read first.
+//!
+//! [`Service::execute`] lets a caller join the call of that id or begins it as a task of its own,
+//! so that a caller who leaves takes nothing with it. [`Service::carry_out`] is the call itself,
+//! from the journal's word to the journaled receipt. What a command did badly is a result; a
+//! [`Fault`] is for what the caller did badly and for a journal that cannot be written.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ipc::fault::{Code, Fault};
+use ipc::id::{CallId, SandboxId};
+use ipc::peer::Principal;
+use ipc::sandbox::{CallReport, Content, Execute, Outcome, Receipt};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::journal::{Admitted, Fenced, Journal, JournalError, Record, Start};
+use crate::plan::WORKSPACE;
+use crate::sandbox::{InUse, Key, Sandboxes, Wanted};
+use crate::tools::files::{self, Action};
+use crate::tools::{self, Tool, bash};
+use crate::workspace;
+
+/// What the model is told when a sandbox is lost under a command.
+pub const LOST: &str =
+    "outcome unknown: the sandbox ended before the command finished; the workspace is kept";
+/// The same, when it was this daemon that ended.
+const RECOVERED: &str =
+    "outcome unknown: sandboxd ended before the command finished; the workspace is kept";
+/// The same, when the call was sent to a journal that is no more.
+const FOREIGN: &str = "outcome unknown: the journal that this call was sent to is lost, \
+    so nobody can say whether it ran";
+/// How often a call looks for another sandbox when the one it waited for ended.
+const SEAT_TRIES_MAX: u32 = 3;
+/// A search stops by itself this much before its call would be timed out.
+const SEARCH_MARGIN: Duration = Duration::from_secs(2);
+
+/// What serves calls.
+#[derive(Debug)]
+pub struct Service {
+    pub journal: Journal,
+    pub sandboxes: Arc<Sandboxes>,
+    /// Uids that may speak for any owner, beside root and this daemon's own.
+    pub trusted_uids: BTreeSet<u32>,
+    calls: Mutex<HashMap<CallId, Arc<Call>>>,
+}
+
+/// A call that runs, or whose receipt could not be stored.
+#[derive(Debug)]
+struct Call {
+    request: Execute,
+    digest: String,
+    started_at: String,
+    begun: Instant,
+    sandbox: std::sync::OnceLock<SandboxId>,
+    cancel: CancellationToken,
+    ended: watch::Sender<Option<Result<Receipt, Fault>>>,
+}
+
+/// A call's place in its sandbox.
+struct Seat {
+    in_use: InUse,
+    provision_us: Option<u64>,
+    /// For `bash`: the shell, which runs one command at a time.
+    shell: Option<OwnedMutexGuard<bash::Session>>,
+}
+
+impl Service {
+    pub fn new(journal: Journal, sandboxes: Arc<Sandboxes>, trusted_uids: BTreeSet<u32>) -> Self {
+        Self { journal, sandboxes, trusted_uids, calls: Mutex::default() }
+    }
+
+    /// Whether `peer` may act on what `owner` owns.
+    pub fn speaks_for(&self, peer: &Principal, owner: &str) -> bool {
+        peer.uid == 0
+            || peer.uid == rustix::process::geteuid().as_raw()
+            || self.trusted_uids.contains(&peer.uid)
+            || peer.owner() == owner
+    }
+
+    /// Runs a call, joins it while it runs, or gives its receipt.
+    pub async fn execute(
+        self: &Arc<Self>,
+        peer: &Principal,
+        request: Execute,
+    ) -> Result<Receipt, Fault> {
+        if !self.speaks_for(peer, &request.owner) {
+            let text = format!("{peer} may not execute for {}", request.owner);
+            return Err(Fault::new(Code::Denied, text)
+                .with_hint("only harnessd's user speaks for others: see trusted-uids"));
+        }
+        let mut ended = self.join_or_begin(request)?.ended.subscribe();
+        let outcome = ended.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
+        outcome.ok().flatten().unwrap_or_else(|| {
+            Err(Fault::new(Code::Internal, "the call broke off without an outcome"))
+        })
+    }
+
+    fn join_or_begin(self: &Arc<Self>, request: Execute) -> Result<Arc<Call>, Fault> {
+        let digest = digest(&request);
+        let mut calls = self.calls();
+        if let Some(call) = calls.get(&request.call) {
+            if call.digest != digest {
+                return Err(conflict(&request.call));
+            }
+            return Ok(Arc::clone(call));
+        }
+        let call = Arc::new(Call {
+            digest,
+            started_at: now(),
+            begun: Instant::now(),
+            sandbox: std::sync::OnceLock::new(),
+            cancel: CancellationToken::new(),
+            ended: watch::Sender::new(None),
+            request,
+        });
+        calls.insert(call.request.call.clone(), Arc::clone(&call));
+        let (service, begun) = (Arc::clone(self), Arc::clone(&call));
+        tokio::spawn(async move {
+            let (outcome, stored) = service.carry_out(&begun).await;
+            log_end(&begun, &outcome);
+            // Told before it is forgotten: whoever asks in between must find one of the two.
+            begun.ended.send_replace(Some(outcome));
+            if stored {
+                service.calls().remove(&begun.request.call);
+            }
+        });
+        Ok(call)
+    }
+
+    /// The call itself. The second value says that the journal, or nobody, needs to know it now;
+    /// else it stays in memory.
+    async fn carry_out(self: &Arc<Self>, call: &Call) -> (Result<Receipt, Fault>, bool) {
+        let request = &call.request;
+
+        // The journal is asked first, and the holder's fencing number with it.
+        let known =
+            self.journal.admit(&request.call, &request.session, &request.owner, request.fence);
+        match known.await {
+            Ok(Admitted::Known(record)) => return (self.recorded(call, *record), true),
+            Ok(Admitted::New(fenced)) => match check_fence(call, &fenced) {
+                Ok(()) => {}
+                Err(fault) => return (Err(fault), true),
+            },
+            Err(error) => return (Err(journal_fault(&error)), true),
+        }
+        if request.journal.as_deref().is_some_and(|asked| asked != self.journal.identity()) {
+            return (Ok(self.receipt(call, Outcome::OutcomeUnknown, FOREIGN)), true);
+        }
+
+        // What cannot begin is refused: it may be tried again under the same id.
+        let tool = match tools::parse(&request.tool, &request.input) {
+            Ok(tool) => tool,
+            Err(text) => return (Ok(self.receipt(call, Outcome::Refused, &text)), true),
+        };
+        let seat = tokio::select! {
+            () = call.cancel.cancelled() => {
+                let text = format!("{}: cancelled before it began", request.tool);
+                return (Ok(self.receipt(call, Outcome::Cancelled, &text)), true);
+            }
+            seat = self.take_seat(call, &tool) => match seat {
+                Ok(seat) => seat,
+                Err(fault) => {
+                    let text = format!("{}: no sandbox: {}", request.tool, fault.lines());
+                    return (Ok(self.receipt(call, Outcome::Refused, &text)), true);
+                }
+            },
+        };
+
+        // From here on nobody may run it again.
+        let start = Start {
+            call: request.call.clone(),
+            session: request.session.clone(),
+            owner: request.owner.clone(),
+            digest: call.digest.clone(),
+            tool: request.tool.clone(),
+            started_at: call.started_at.clone(),
+            fence: request.fence,
+        };
+        match self.journal.start(start).await.map_err(|e| journal_fault(&e)) {
+            Ok(fenced) => match check_fence(call, &fenced) {
+                Ok(()) => {}
+                Err(fault) => return (Err(fault), true),
+            },
+            Err(fault) => return (Err(fault), true),
+        }
+        let receipt = self.run(call, seat, tool).await;
+        match self.journal.finish(&receipt).await {
+            Ok(()) => (Ok(receipt), true),
+            Err(error) => {
+                tracing::error!(call = %request.call, %error, "a receipt is in memory only");
+                (Ok(receipt), false)
+            }
+        }
+    }
+
+    /// Finds or makes the session's sandbox and, for `bash`, waits for its shell.
+    async fn take_seat(&self, call: &Call, tool: &Tool) -> Result<Seat, Fault> {
+        let request = &call.request;
+        for _ in 0..SEAT_TRIES_MAX {
+            let workspace = match &request.workspace {
+                None => self.sandboxes.workspaces.of_session(&request.session)?,
+                Some(id) => self.registered(id, &request.owner).await?,
+            };
+            let key = Key {
+                session: request.session.clone(),
+                environment: request.environment.clone(),
+                workspace: request.workspace.clone(),
+            };
+            let wanted = Wanted {
+                owner: request.owner.clone(),
+                environment: request.environment.clone(),
+                session: Some(request.session.clone()),
+                workspace: Some(workspace),
+            };
+            let (in_use, provision_us) =
+                self.sandboxes.for_call(&key, wanted, &request.call).await?;
+            if matches!(tool, Tool::File(_)) {
+                return Ok(Seat { in_use, provision_us, shell: None });
+            }
+            let shell = Arc::clone(&in_use.sandbox.shell);
+            tokio::select! {
+                () = in_use.sandbox.gone.cancelled() => {}
+                shell = shell.lock_owned() => {
+                    return Ok(Seat { in_use, provision_us, shell: Some(shell) });
+                }
+            }
+        }
+        Err(Fault::new(Code::Unavailable, "the session's sandboxes end as soon as they are made"))
+    }
+
+    async fn registered(
+        &self,
+        id: &ipc::id::WorkspaceId,
+        owner: &str,
+    ) -> Result<workspace::Workspace, Fault> {
+        let known = self.journal.workspace(id).await.map_err(|e| journal_fault(&e))?;
+        match known {
+            Some(known) if known.owner == owner => workspace::verify(&known),
+            _ => Err(Fault::new(Code::NotFound, format!("no workspace {id} of {owner}"))),
+        }
+    }
+
+    /// Runs the tool in its seat and says what came of it.
+    async fn run(&self, call: &Call, seat: Seat, tool: Tool) -> Receipt {
+        let sandbox = &seat.in_use.sandbox;
+        // Set once: a call has one seat.
+        let _ = call.sandbox.set(sandbox.id.clone());
+        sandbox.lease().call_started(&call.request.call).await;
+        let timeout = sandbox.table.tool_timeout;
+        let mut receipt = self.receipt(call, Outcome::Finished, tools::NO_OUTPUT);
+        match (tool, seat.shell) {
+            (Tool::Bash(input), Some(mut shell)) => {
+                let place = bash::Place {
+                    cell: &sandbox.cell,
+                    env: &sandbox.env,
+                    call: call.request.call.as_str(),
+                    timeout_max: timeout,
+                    cancel: &call.cancel,
+                };
+                let ran = tokio::select! {
+                    // The command's own end is seen first, so that one that ended counts as such.
+                    biased;
+                    ran = bash::run(&mut shell, &place, input) => Some(ran),
+                    () = sandbox.gone.cancelled() => None,
+                };
+                match ran {
+                    Some(ran) => fill_from_command(&mut receipt, ran),
+                    None => lose(&mut receipt),
+                }
+            }
+            (Tool::File(action), _) => {
+                tokio::select! {
+                    biased;
+                    () = perform(&mut receipt, &seat.in_use, action, timeout) => {}
+                    () = call.cancel.cancelled() => {
+                        let text = format!("{}: cancelled", call.request.tool);
+                        stop(&mut receipt, Outcome::Cancelled, text);
+                    }
+                    () = sandbox.gone.cancelled() => lose(&mut receipt),
+                }
+            }
+            (Tool::Bash(_), None) => lose(&mut receipt),
+        }
+        if receipt.outcome == Outcome::OutcomeUnknown {
+            sandbox.close();
+        }
+        receipt.sandbox = Some(sandbox.id.clone());
+        receipt.provision_us = seat.provision_us;
+        receipt.layers = sandbox.layers();
+        receipt.duration_ms = millis(call.begun.elapsed());
+        sandbox.lease().call_finished(&call.request.call).await;
+        receipt
+    }
+
+    /// What the journal holds of a call that is asked for again.
+    fn recorded(&self, call: &Call, record: Record) -> Result<Receipt, Fault> {
+        if record.owner != call.request.owner || record.digest != call.digest {
+            return Err(conflict(&call.request.call));
+        }
+        // Started, not finished and not running here: its receipt could not be stored.
+        Ok(record.receipt.unwrap_or_else(|| self.receipt(call, Outcome::OutcomeUnknown, LOST)))
+    }
+
+    /// Says at once how a call stands.
+    pub async fn report(&self, peer: &Principal, id: &CallId) -> Result<CallReport, Fault> {
+        let unknown = || CallReport::Unknown { journal: self.journal.identity().to_owned() };
+        let running = self.calls().get(id).cloned();
+        if let Some(call) = running {
+            if !self.speaks_for(peer, &call.request.owner) {
+                return Ok(unknown());
+            }
+            let ended = call.ended.borrow().clone();
+            return Ok(match ended {
+                Some(Ok(receipt)) => CallReport::Ended { receipt: Box::new(receipt) },
+                Some(Err(_)) => unknown(),
+                None => CallReport::Running {
+                    sandbox: call.sandbox.get().cloned(),
+                    started_at: call.started_at.clone(),
+                },
+            });
+        }
+        let record = self.journal.lookup(id).await.map_err(|e| journal_fault(&e))?;
+        Ok(match record {
+            Some(Record { owner, receipt: Some(receipt), .. }) if self.speaks_for(peer, &owner) => {
+                CallReport::Ended { receipt: Box::new(receipt) }
+            }
+            _ => unknown(),
+        })
+    }
+
+    /// Ends a running call; one that has ended stays as it is.
+    pub async fn cancel(&self, peer: &Principal, id: &CallId) -> Result<(), Fault> {
+        let running = self.calls().get(id).cloned();
+        if let Some(call) = running.filter(|call| self.speaks_for(peer, &call.request.owner)) {
+            call.cancel.cancel();
+            return Ok(());
+        }
+        match self.report(peer, id).await? {
+            CallReport::Ended { .. } => Ok(()),
+            _ => Err(Fault::new(Code::NotFound, format!("no call {id}"))),
+        }
+    }
+
+    /// Waits until no call runs, up to `patience`.
+    pub async fn quiet(&self, patience: Duration) {
+        let running: Vec<_> = self.calls().values().cloned().collect();
+        let all = async {
+            for call in running {
+                let _ = call.ended.subscribe().wait_for(Option::is_some).await;
+            }
+        };
+        let _ = tokio::time::timeout(patience, all).await;
+    }
+
+    fn calls(&self) -> std::sync::MutexGuard<'_, HashMap<CallId, Arc<Call>>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A receipt of this call with nothing in it but a text; an error unless it finished.
+    fn receipt(&self, call: &Call, outcome: Outcome, text: &str) -> Receipt {
+        Receipt {
+            call: call.request.call.clone(),
+            session: call.request.session.clone(),
+            sandbox: None,
+            tool: call.request.tool.clone(),
+            outcome,
+            content: vec![files::text(text)],
+            is_error: outcome != Outcome::Finished,
+            exit_code: None,
+            signal: None,
+            output_bytes: 0,
+            spill: None,
+            started_at: call.started_at.clone(),
+            duration_ms: millis(call.begun.elapsed()),
+            provision_us: None,
+            layers: Vec::new(),
+            journal: self.journal.identity().to_owned(),
+        }
+    }
+}
+
+/// The receipt of a call that an earlier process started and did not finish.
+pub fn unknown_outcome(start: &Start, journal: &str) -> Receipt {
+    Receipt {
+        call: start.call.clone(),
+        session: start.session.clone(),
+        sandbox: None,
+        tool: start.tool.clone(),
+        outcome: Outcome::OutcomeUnknown,
+        content: vec![files::text(RECOVERED)],
+        is_error: true,
+        exit_code: None,
+        signal: None,
+        output_bytes: 0,
+        spill: None,
+        started_at: start.started_at.clone(),
+        duration_ms: 0,
+        provision_us: None,
+        layers: Vec::new(),
+        journal: journal.to_owned(),
+    }
+}
+
+/// Performs a file tool inside the sandbox.
+async fn perform(receipt: &mut Receipt, seat: &InUse, action: Action, timeout: Duration) {
+    let table = &seat.sandbox.table;
+    let mut roots = vec![WORKSPACE.into(), "/tmp".into()];
+    roots.extend(table.mounts.iter().map(|mount| mount.target.clone().into()));
+    let margin = SEARCH_MARGIN.min(timeout / 2);
+    let request = files::Request { roots, search_ms_max: millis(timeout - margin), action };
+    let payload = request.encode(&[]);
+    let call = tokio::time::timeout(timeout, seat.sandbox.cell.file_call(&payload));
+    let tool = receipt.tool.clone();
+    match call.await {
+        Ok(Ok(reply)) => match files::decode_reply(&reply) {
+            Ok(reply) => {
+                receipt.output_bytes = reply.content.iter().map(content_bytes).sum();
+                receipt.content = reply.content;
+                receipt.is_error = reply.is_error;
+            }
+            Err(_) => stop(receipt, Outcome::Finished, format!("{tool}: it gave no answer")),
+        },
+        Ok(Err(crate::cell::CellError::Lost | crate::cell::CellError::Zygote)) => lose(receipt),
+        Ok(Err(error)) => stop(receipt, Outcome::Finished, format!("{tool}: {error}")),
+        Err(_) => {
+            let text = format!("{tool}: timed out after {}s", timeout.as_secs_f64());
+            stop(receipt, Outcome::TimedOut, text);
+        }
+    }
+}
+
+fn fill_from_command(receipt: &mut Receipt, ran: bash::Ran) {
+    receipt.outcome = ran.outcome;
+    receipt.content = vec![files::text(ran.text)];
+    receipt.is_error = ran.is_error;
+    receipt.exit_code = ran.exit.and_then(|exit| exit.code);
+    receipt.signal = ran.exit.and_then(|exit| exit.signal);
+    receipt.output_bytes = ran.output_bytes;
+    receipt.spill = ran.spill;
+}
+
+fn lose(receipt: &mut Receipt) {
+    stop(receipt, Outcome::OutcomeUnknown, LOST.to_owned());
+}
+
+fn stop(receipt: &mut Receipt, outcome: Outcome, text: String) {
+    receipt.outcome = outcome;
+    receipt.content = vec![files::text(text)];
+    receipt.is_error = true;
+}
+
+fn content_bytes(content: &Content) -> u64 {
+    let bytes = match content {
+        Content::Text { text } => text,
+        Content::Image { data, .. } | Content::Document { data, .. } => data,
+    };
+    bytes.len() as u64
+}
+
+fn check_fence(call: &Call, fenced: &Fenced) -> Result<(), Fault> {
+    let session = &call.request.session;
+    let text = match fenced {
+        Fenced::Current => return Ok(()),
+        Fenced::Stale { highest } => format!(
+            "session {session} has a later holder: fence {} is below {highest}",
+            call.request.fence
+        ),
+        Fenced::Foreign => format!("session {session} belongs to another owner"),
+    };
+    Err(Fault::new(Code::Conflict, text))
+}
+
+fn conflict(call: &CallId) -> Fault {
+    Fault::new(Code::Conflict, format!("call {call} is in use for something else"))
+}
+
+fn journal_fault(error: &JournalError) -> Fault {
+    Fault::new(Code::Unavailable, error.to_string()).with_hint("is the disk full? nothing was run")
+}
+
+fn log_end(call: &Call, outcome: &Result<Receipt, Fault>) {
+    let (id, tool) = (&call.request.call, &call.request.tool);
+    match outcome {
+        Ok(receipt) => tracing::info!(
+            call = %id,
+            session = %receipt.session,
+            tool,
+            outcome = ?receipt.outcome,
+            duration_ms = receipt.duration_ms,
+            "call ended"
+        ),
+        Err(fault) => tracing::warn!(call = %id, tool, %fault, "call not carried out"),
+    }
+}
+
+/// Stands for everything that was asked, whatever the order of keys it was written in.
+fn digest(request: &Execute) -> String {
+    let asked = serde_json::json!([
+        request.session,
+        request.owner,
+        request.environment,
+        request.workspace,
+        request.tool,
+        sorted(&request.input)
+    ]);
+    hex::encode(Sha256::digest(asked.to_string()))
+}
+
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().map(|(k, v)| (k.clone(), sorted(v))).collect();
+            entries.sort_by(|a, b| a.0.cmp(&b.0));
+            Value::Object(entries.into_iter().collect())
+        }
+        Value::Array(values) => Value::Array(values.iter().map(sorted).collect()),
+        other => other.clone(),
+    }
+}
+
+/// RFC 3339, milliseconds.
+pub fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(input: &str) -> Execute {
+        Execute {
+            call: CallId::parse("c").unwrap(),
+            session: ipc::id::SessionId::parse("s").unwrap(),
+            owner: "uid:1".into(),
+            fence: 1,
+            journal: None,
+            environment: "dev".into(),
+            workspace: None,
+            tool: "bash".into(),
+            input: serde_json::from_str(input).unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_digest_depends_on_what_is_asked_and_not_on_the_order_of_keys() {
+        let one = request(r#"{"a": {"x": 1, "y": [1, 2]}, "b": 2}"#);
+        let same = request(r#"{"b": 2, "a": {"y": [1, 2], "x": 1}}"#);
+        let other = request(r#"{"b": 2, "a": {"y": [2, 1], "x": 1}}"#);
+        let later = Execute { fence: 2, ..one.clone() };
+        let elsewhere = Execute { environment: "prod".into(), ..one.clone() };
+
+        assert_eq!(digest(&one), digest(&same));
+        assert_eq!(digest(&one), digest(&later), "a new holder asks for the same call");
+        assert_ne!(digest(&one), digest(&other));
+        assert_ne!(digest(&one), digest(&elsewhere));
+    }
+
+    #[test]
+    fn times_are_rfc_3339_with_milliseconds() {
+        let now = now();
+
+        assert_eq!(now.len(), "2026-01-01T00:00:00.000Z".len(), "{now}");
+        assert!(now.parse::<jiff::Timestamp>().is_ok());
+    }
+}

@@ -1,1 +1,224 @@
-//! (lease)
+//! sandboxd's side of a lease: the connection to proxyd that gives one sandbox its way out.
+//!
+//! The sandbox's listening sockets go to proxyd with the lease and are kept here too, so that
+//! while proxyd is away connections wait in the sockets' backlog. A task watches the connection:
+//! when it ends, the lease is opened again by its id, with growing pauses, for as long as the
+//! sandbox lives; when proxyd revokes it, the sandbox is told and ends.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ipc::fault::Fault;
+use ipc::fd::{Channel, MessageError};
+use ipc::id::CallId;
+use ipc::lease::{Descriptor, LeaseReply, LeaseRequest, Open, Opened};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long proxyd may take to answer one request to open.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// First and longest pause between two tries.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Why there is no lease.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// proxyd has said no; asking again will not help.
+    #[error("proxyd refuses: {0}")]
+    Refused(Fault),
+    #[error("proxyd does not answer on {socket}: {why}")]
+    Unreachable { socket: PathBuf, why: String },
+}
+
+/// What the keeper of a lease must know.
+#[derive(Debug)]
+pub enum Event {
+    /// proxyd came back; it may have another CA now.
+    Reopened(Box<Opened>),
+    Revoked {
+        reason: String,
+    },
+}
+
+/// A lease that is kept open. Dropping it ends the connection without a clean close.
+#[derive(Debug)]
+pub struct Lease {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    socket: PathBuf,
+    open: Open,
+    /// In the order of `open.descriptors`.
+    sockets: Vec<OwnedFd>,
+    state: Mutex<State>,
+    ended: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// None while proxyd is away.
+    channel: Option<Arc<Channel>>,
+    running: BTreeSet<CallId>,
+}
+
+impl Lease {
+    /// Opens a lease, trying for as long as `patience`. `open.descriptors` is filled in here.
+    pub async fn open(
+        socket: &Path,
+        mut open: Open,
+        sockets: Vec<(Descriptor, OwnedFd)>,
+        patience: Duration,
+    ) -> Result<(Self, Opened, mpsc::UnboundedReceiver<Event>), LeaseError> {
+        let (kinds, sockets) = sockets.into_iter().unzip();
+        open.descriptors = kinds;
+        let shared = Arc::new(Shared {
+            socket: socket.to_owned(),
+            open,
+            sockets,
+            state: Mutex::default(),
+            ended: CancellationToken::new(),
+        });
+        let deadline = Instant::now() + patience;
+        let mut pause = PAUSE_MIN;
+        let (channel, opened) = loop {
+            match shared.try_open().await {
+                Err(LeaseError::Unreachable { .. }) if Instant::now() + pause < deadline => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+                outcome => break outcome?,
+            }
+        };
+        let channel = Arc::new(channel);
+        shared.state().channel = Some(Arc::clone(&channel));
+        let (events, received) = mpsc::unbounded_channel();
+        tokio::spawn(keep(Arc::clone(&shared), channel, events));
+        Ok((Self { shared }, opened, received))
+    }
+
+    /// Tells proxyd that a call begins; returns when the message is on its way, so that no request
+    /// of the call can overtake it by much.
+    pub async fn call_started(&self, call: &CallId) {
+        self.shared.state().running.insert(call.clone());
+        self.tell(&LeaseRequest::CallStarted { call: call.clone() }).await;
+    }
+
+    pub async fn call_finished(&self, call: &CallId) {
+        self.shared.state().running.remove(call);
+        self.tell(&LeaseRequest::CallFinished { call: call.clone() }).await;
+    }
+
+    /// Gives the lease back: proxyd forgets it at once.
+    pub async fn close(&self) {
+        self.shared.ended.cancel();
+        self.tell(&LeaseRequest::Close).await;
+    }
+
+    /// While proxyd is away there is nobody to tell; what runs is told when it returns.
+    async fn tell(&self, message: &LeaseRequest) {
+        let channel = self.shared.state().channel.clone();
+        if let Some(channel) = channel {
+            // A failure is seen by the task that watches the connection.
+            let _ = tokio::time::timeout(REPLY_TIMEOUT, channel.send(message, &[])).await;
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.shared.ended.cancel();
+        self.shared.state().channel = None;
+    }
+}
+
+impl Shared {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn try_open(&self) -> Result<(Channel, Opened), LeaseError> {
+        let unreachable =
+            |why: String| LeaseError::Unreachable { socket: self.socket.clone(), why };
+        let socket = self.socket.clone();
+        // connect(2) waits while the backlog is full; that must not hold up other tasks.
+        let connected = tokio::task::spawn_blocking(move || ipc::fd::connect(&socket)).await;
+        let connected = connected.map_err(|e| unreachable(e.to_string()))?;
+        let channel = connected.and_then(Channel::new).map_err(|e| unreachable(e.to_string()))?;
+        let sockets: Vec<_> = self.sockets.iter().map(AsFd::as_fd).collect();
+        let exchange = async {
+            channel.send(&LeaseRequest::Open(self.open.clone()), &sockets).await?;
+            channel.receive::<LeaseReply>().await
+        };
+        match tokio::time::timeout(REPLY_TIMEOUT, exchange).await {
+            Ok(Ok((LeaseReply::Opened(opened), _))) => Ok((channel, opened)),
+            Ok(Ok((LeaseReply::Refused { fault }, _))) => Err(LeaseError::Refused(fault)),
+            Ok(Ok((LeaseReply::Revoked { reason }, _))) => Err(unreachable(reason)),
+            Ok(Err(error)) => Err(unreachable(error.to_string())),
+            Err(_) => Err(unreachable(format!("no answer within {} s", REPLY_TIMEOUT.as_secs()))),
+        }
+    }
+}
+
+/// Watches a lease's connection and opens it again whenever it ends.
+async fn keep(shared: Arc<Shared>, first: Arc<Channel>, events: mpsc::UnboundedSender<Event>) {
+    let mut channel = first;
+    loop {
+        let received = tokio::select! {
+            () = shared.ended.cancelled() => return,
+            received = channel.receive::<LeaseReply>() => received,
+        };
+        match received {
+            Ok((LeaseReply::Revoked { reason }, _)) => {
+                let _ = events.send(Event::Revoked { reason });
+                return;
+            }
+            // Nothing else is said on an open lease; a newer proxyd may know better.
+            Ok(_) | Err(MessageError::Malformed(_)) => continue,
+            Err(_) => {}
+        }
+        shared.state().channel = None;
+        tracing::info!(lease = %shared.open.lease, "proxyd is away: opening the lease again");
+        let Some((again, opened)) = reopen(&shared).await else { return };
+        channel = Arc::new(again);
+        let running = {
+            let mut state = shared.state();
+            state.channel = Some(Arc::clone(&channel));
+            state.running.clone()
+        };
+        for call in running {
+            let _ = channel.send(&LeaseRequest::CallStarted { call }, &[]).await;
+        }
+        tracing::info!(lease = %shared.open.lease, "lease open again");
+        let _ = events.send(Event::Reopened(Box::new(opened)));
+    }
+}
+
+/// Tries until it succeeds or the lease ends. A refusal is tried again too: whatever made proxyd
+/// refuse, a policy being edited for one, may pass, and until then the sandbox reaches nothing.
+async fn reopen(shared: &Shared) -> Option<(Channel, Opened)> {
+    let mut pause = PAUSE_MIN;
+    loop {
+        tokio::select! {
+            () = shared.ended.cancelled() => return None,
+            outcome = shared.try_open() => match outcome {
+                Ok(open) => return Some(open),
+                Err(error @ LeaseError::Refused(_)) => {
+                    tracing::warn!(lease = %shared.open.lease, %error, "lease not opened again");
+                    pause = PAUSE_MAX;
+                }
+                Err(LeaseError::Unreachable { .. }) => {}
+            },
+        }
+        tokio::select! {
+            () = shared.ended.cancelled() => return None,
+            () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+        }
+    }
+}

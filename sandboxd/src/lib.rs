@@ -12,14 +12,16 @@ use std::process::ExitCode;
 // The service: sockets, calls, receipts.
 pub mod config;
 pub mod control;
+pub mod environments;
 pub mod exec;
 pub mod execute;
 pub mod journal;
 pub mod lease;
 pub mod output;
-pub mod pool;
+mod run;
 pub mod sandbox;
 pub mod tools;
+pub mod trust;
 pub mod workspace;
 // The cells: what confines a command.
 pub mod cell;
@@ -31,10 +33,10 @@ pub mod zygote;
 
 /// Runs the daemon, or the role that `args` begins with, until it ends. `prefix` is what this
 /// executable needs before a role when it is started again.
-pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
-    let _ = prefix;
-    match args.first().and_then(|a| a.to_str()) {
-        Some("zygote") => zygote::main(args[1..].to_vec()),
-        _ => ExitCode::FAILURE,
+pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
+    if args.first().is_some_and(|role| role == "zygote") {
+        args.remove(0);
+        return zygote::main(args);
     }
+    run::main(prefix, args)
 }

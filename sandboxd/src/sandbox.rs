@@ -1,1 +1,434 @@
-//! (sandbox)
+//! A sandbox's life: made by its session's first call, used by the calls after it, ended when
+//! idle, when told to, or when anything of it ends.
+//!
+//! [`make`] is its beginning, in order: policy, workspace, plan, cell, lease, trusted
+//! certificates. [`watch`] is the rest: it waits for the first of the possible ends, kills what is
+//! left, gives the lease back. The workspace is kept. A call holds an [`InUse`] while it runs, so
+//! that a sandbox is never taken for idle under it. Cells
+//! are made when they are needed, which takes milliseconds; where [`make`] asks the zygote is the
+//! place for a pool.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ipc::fault::{Code, Fault};
+use ipc::id::{CallId, LeaseId, SandboxId, SessionId, WorkspaceId};
+use ipc::lease::{Descriptor, Holder, Open, VERSION};
+use ipc::sandbox::{Layer, SandboxInfo};
+use policies::SandboxTable;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::cell::{Cell, CellError};
+use crate::environments::Environments;
+use crate::lease::{Event, Lease, LeaseError};
+use crate::plan::{self, PlanFacts};
+use crate::tools::bash;
+use crate::trust;
+use crate::workspace::{Workspace, Workspaces};
+use crate::zygote::Zygote;
+
+/// How long making a sandbox waits for proxyd: a restart of it takes less.
+const LEASE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the processes of a killed sandbox may take to be gone before that is logged.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What one session's calls share a sandbox by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub session: SessionId,
+    pub environment: String,
+    pub workspace: Option<WorkspaceId>,
+}
+
+/// What a sandbox is to be made of.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub owner: String,
+    pub environment: String,
+    pub session: Option<SessionId>,
+    /// None: one that ends with the sandbox.
+    pub workspace: Option<Workspace>,
+}
+
+/// A living sandbox.
+#[derive(Debug)]
+pub struct Sandbox {
+    pub id: SandboxId,
+    pub owner: String,
+    pub environment: String,
+    pub session: Option<SessionId>,
+    pub cell: Cell,
+    /// Every variable a command begins with.
+    pub env: Vec<(String, String)>,
+    pub table: SandboxTable,
+    pub workspace: PathBuf,
+    pub created_at: String,
+    pub provision_us: u64,
+    /// The persistent shell; whoever holds the lock runs a command in it.
+    pub shell: Arc<tokio::sync::Mutex<bash::Session>>,
+    /// Cancelled when nothing can run in it any more.
+    pub gone: CancellationToken,
+    /// Cancelled to end it.
+    closing: CancellationToken,
+    lease: Lease,
+    uses: Mutex<Uses>,
+    used: Notify,
+}
+
+#[derive(Debug)]
+struct Uses {
+    running: Vec<CallId>,
+    idle_since: Instant,
+    closed: bool,
+}
+
+/// A sandbox with a call in it. Dropping it lets the sandbox become idle.
+#[derive(Debug)]
+pub struct InUse {
+    pub sandbox: Arc<Sandbox>,
+    call: CallId,
+}
+
+type Slot = Arc<tokio::sync::Mutex<Option<Arc<Sandbox>>>>;
+
+/// All sandboxes of this daemon, and what it takes to make one.
+#[derive(Debug)]
+pub struct Sandboxes {
+    zygote: Zygote,
+    environments: Environments,
+    pub workspaces: Workspaces,
+    lease_socket: PathBuf,
+    slots: Mutex<HashMap<Key, Slot>>,
+    living: Mutex<HashMap<SandboxId, Arc<Sandbox>>>,
+    watchers: TaskTracker,
+    /// Cancelled when no sandbox can be made any more: the daemon has to end.
+    pub broken: CancellationToken,
+}
+
+impl Sandboxes {
+    pub fn new(
+        zygote: Zygote,
+        environments: Environments,
+        workspaces: Workspaces,
+        lease_socket: PathBuf,
+    ) -> Self {
+        Self {
+            zygote,
+            environments,
+            workspaces,
+            lease_socket,
+            slots: Mutex::default(),
+            living: Mutex::default(),
+            watchers: TaskTracker::new(),
+            broken: CancellationToken::new(),
+        }
+    }
+
+    /// The session's sandbox, living or newly made; in the latter case with the time that took.
+    pub async fn for_call(
+        self: &Arc<Self>,
+        key: &Key,
+        wanted: Wanted,
+        call: &CallId,
+    ) -> Result<(InUse, Option<u64>), Fault> {
+        let slot = Arc::clone(lock(&self.slots).entry(key.clone()).or_default());
+        let mut current = slot.lock().await;
+        if let Some(in_use) = current.as_ref().and_then(|sandbox| sandbox.enter(call)) {
+            return Ok((in_use, None));
+        }
+        let made = self.make(wanted).await?;
+        let provision_us = Some(made.provision_us);
+        let in_use = made.enter(call).ok_or_else(ended_at_once)?;
+        *current = Some(made);
+        Ok((in_use, provision_us))
+    }
+
+    /// Makes a sandbox and watches over it until it ends.
+    pub async fn make(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<Sandbox>, Fault> {
+        let temporary = wanted.workspace.is_none();
+        let (sandbox, events) = make(self, wanted).await?;
+        let sandbox = Arc::new(sandbox);
+        lock(&self.living).insert(sandbox.id.clone(), Arc::clone(&sandbox));
+        let (all, watched) = (Arc::clone(self), Arc::clone(&sandbox));
+        self.watchers.spawn(async move {
+            watch(&watched, events).await;
+            all.forget(&watched);
+            if temporary {
+                let (workspaces, id) = (all.workspaces.clone(), watched.id.clone());
+                let removed = tokio::task::spawn_blocking(move || workspaces.remove(id.as_str()));
+                if let Ok(Err(error)) = removed.await {
+                    tracing::warn!(sandbox = %watched.id, %error, "cannot remove a workspace");
+                }
+            }
+        });
+        Ok(sandbox)
+    }
+
+    pub fn living(&self) -> Vec<Arc<Sandbox>> {
+        lock(&self.living).values().cloned().collect()
+    }
+
+    pub fn find(&self, id: &SandboxId) -> Option<Arc<Sandbox>> {
+        lock(&self.living).get(id).cloned()
+    }
+
+    /// Ends every sandbox and waits until they are gone, up to `patience`.
+    pub async fn end_all(&self, patience: Duration) {
+        for sandbox in self.living() {
+            sandbox.close();
+        }
+        self.watchers.close();
+        let _ = tokio::time::timeout(patience, self.watchers.wait()).await;
+    }
+
+    /// Drops an ended sandbox, and the slot it was in unless a call is about to use that.
+    fn forget(&self, ended: &Sandbox) {
+        lock(&self.living).remove(&ended.id);
+        lock(&self.slots).retain(|_, slot| match slot.try_lock() {
+            Ok(mut current) => {
+                current.take_if(|sandbox| sandbox.id == ended.id);
+                current.is_some() || Arc::strong_count(slot) > 1
+            }
+            Err(_) => true,
+        });
+    }
+}
+
+/// Makes a sandbox, step by step. What was made before a step that fails ends by being dropped.
+async fn make(
+    all: &Sandboxes,
+    wanted: Wanted,
+) -> Result<(Sandbox, mpsc::UnboundedReceiver<Event>), Fault> {
+    let begun = Instant::now();
+    let id = SandboxId::random();
+    let policy = all.environments.policy(&wanted.environment)?;
+    let workspace = match wanted.workspace {
+        Some(workspace) => workspace,
+        None => all.workspaces.of_sandbox(&id)?,
+    };
+    let facts = PlanFacts {
+        hostname: wanted.environment.clone(),
+        workspace: workspace.path.clone(),
+        workspace_identity: Some(workspace.identity),
+        ports: policy.ports().into_iter().collect(),
+    };
+    let plan = plan::plan(&policy.sandbox, &facts)
+        .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
+    let cell = all.zygote.make_cell(&plan).await.map_err(|error| {
+        if matches!(error, CellError::Zygote) {
+            all.broken.cancel();
+        }
+        Fault::new(Code::Unavailable, error.to_string())
+            .with_hint("`cleanhands doctor` shows what this host offers")
+    })?;
+    let open = Open {
+        version: VERSION,
+        lease: LeaseId::random(),
+        holder: Holder::Sandbox,
+        environment: wanted.environment.clone(),
+        owner: wanted.owner.clone(),
+        sandbox: Some(id.clone()),
+        session: wanted.session.clone(),
+        descriptors: Vec::new(),
+    };
+    let sockets = duplicates(&cell)?;
+    let (lease, opened, events) =
+        Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE).await.map_err(lease_fault)?;
+    install_trust(&cell, &plan.root, &opened.ca_pem).await?;
+    let provision_us = micros(begun.elapsed());
+    tracing::info!(sandbox = %id, environment = policy.name, provision_us, "sandbox made");
+    let sandbox = Sandbox {
+        id,
+        owner: wanted.owner,
+        environment: wanted.environment,
+        session: wanted.session,
+        cell,
+        env: variables(plan.env, trust::variables(), opened.env),
+        table: policy.sandbox.clone(),
+        workspace: workspace.path,
+        created_at: crate::execute::now(),
+        provision_us,
+        shell: Arc::default(),
+        gone: CancellationToken::new(),
+        closing: CancellationToken::new(),
+        lease,
+        uses: Mutex::new(Uses { running: Vec::new(), idle_since: Instant::now(), closed: false }),
+        used: Notify::new(),
+    };
+    Ok((sandbox, events))
+}
+
+/// Waits for a sandbox's end and completes it.
+async fn watch(sandbox: &Sandbox, mut events: mpsc::UnboundedReceiver<Event>) {
+    let why = loop {
+        let idle = sandbox.idle_deadline();
+        tokio::select! {
+            () = sandbox.cell.ended() => break "its first process ended",
+            () = sandbox.closing.cancelled() => break "told to",
+            () = sandbox.used.notified() => {}
+            () = sleep_until(idle) => if sandbox.close_if_idle() { break "idle" },
+            event = events.recv() => match event {
+                Some(Event::Revoked { reason }) => {
+                    tracing::warn!(sandbox = %sandbox.id, reason, "proxyd ended the lease");
+                    break "lease revoked";
+                }
+                Some(Event::Reopened(opened)) => {
+                    // A CA that was replaced meanwhile would be trusted by nobody inside.
+                    let root = sandbox.root();
+                    if install_trust(&sandbox.cell, &root, &opened.ca_pem).await.is_err() {
+                        break "its certificates cannot be replaced";
+                    }
+                }
+                None => break "lease lost",
+            },
+        }
+    };
+    lock(&sandbox.uses).closed = true;
+    sandbox.gone.cancel();
+    sandbox.cell.kill();
+    sandbox.lease.close().await;
+    if tokio::time::timeout(END_TIMEOUT, sandbox.cell.ended()).await.is_err() {
+        tracing::error!(sandbox = %sandbox.id, "the processes of a killed sandbox do not end");
+    }
+    tracing::info!(sandbox = %sandbox.id, why, "sandbox ended");
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Sandbox {
+    /// Takes the sandbox for a call, unless it is ending.
+    fn enter(self: &Arc<Self>, call: &CallId) -> Option<InUse> {
+        let mut uses = lock(&self.uses);
+        if uses.closed || self.gone.is_cancelled() {
+            return None;
+        }
+        uses.running.push(call.clone());
+        Some(InUse { sandbox: Arc::clone(self), call: call.clone() })
+    }
+
+    /// Ends the sandbox and everything in it; returns at once. See [`Sandbox::gone`].
+    pub fn close(&self) {
+        lock(&self.uses).closed = true;
+        self.closing.cancel();
+    }
+
+    /// The lease, to say which calls run.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    pub fn layers(&self) -> Vec<Layer> {
+        self.cell.layers().to_vec()
+    }
+
+    pub fn describe(&self) -> SandboxInfo {
+        SandboxInfo {
+            sandbox: self.id.clone(),
+            session: self.session.clone(),
+            environment: self.environment.clone(),
+            owner: self.owner.clone(),
+            pid: self.cell.pid(),
+            uid: self.cell.uid(),
+            created_at: self.created_at.clone(),
+            provision_us: self.provision_us,
+            workspace: self.workspace.display().to_string(),
+            running: lock(&self.uses).running.clone(),
+        }
+    }
+
+    fn root(&self) -> PathBuf {
+        match &self.table.root {
+            policies::Root::Host => "/".into(),
+            policies::Root::Path(path) => path.into(),
+        }
+    }
+
+    /// When it will have been idle for too long; never, while a call runs.
+    fn idle_deadline(&self) -> Option<Instant> {
+        let uses = lock(&self.uses);
+        uses.running.is_empty().then(|| uses.idle_since + self.table.idle_timeout)
+    }
+
+    fn close_if_idle(&self) -> bool {
+        let mut uses = lock(&self.uses);
+        let idle = uses.running.is_empty() && uses.idle_since.elapsed() >= self.table.idle_timeout;
+        uses.closed |= idle;
+        idle
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut uses = lock(&self.sandbox.uses);
+        if let Some(at) = uses.running.iter().position(|call| *call == self.call) {
+            uses.running.swap_remove(at);
+        }
+        uses.idle_since = Instant::now();
+        drop(uses);
+        self.sandbox.used.notify_one();
+    }
+}
+
+/// The cell's egress sockets once more: one set goes to proxyd, the other waits here.
+fn duplicates(cell: &Cell) -> Result<Vec<(Descriptor, std::os::fd::OwnedFd)>, Fault> {
+    let duplicate = |(kind, fd): &(Descriptor, std::os::fd::OwnedFd)| Ok((*kind, fd.try_clone()?));
+    cell.egress().iter().map(duplicate).collect::<std::io::Result<_>>().map_err(|e| {
+        Fault::new(Code::Busy, format!("cannot duplicate the sockets of a sandbox: {e}"))
+    })
+}
+
+fn lease_fault(error: LeaseError) -> Fault {
+    match error {
+        LeaseError::Refused(fault) => fault,
+        unreachable @ LeaseError::Unreachable { .. } => {
+            Fault::new(Code::Unavailable, unreachable.to_string())
+                .with_hint("a sandbox is made only while proxyd runs: is it running?")
+        }
+    }
+}
+
+async fn install_trust(cell: &Cell, root: &std::path::Path, ca_pem: &str) -> Result<(), Fault> {
+    let missing = |text: String| Fault::new(Code::Missing, text);
+    let files = trust::files(root, ca_pem).map_err(|e| missing(e.to_string()))?;
+    cell.install(&files)
+        .await
+        .map_err(|e| missing(format!("cannot install the trusted certificates: {e}")))
+}
+
+/// Later ones win: the lease's placeholders over our own over the plan's.
+fn variables(
+    plan: Vec<(String, String)>,
+    ours: Vec<(String, String)>,
+    lease: Vec<(String, String)>,
+) -> Vec<(String, String)> {
+    let mut merged: Vec<(String, String)> = Vec::new();
+    for (name, value) in plan.into_iter().chain(ours).chain(lease) {
+        match merged.iter_mut().find(|(known, _)| *known == name) {
+            Some(entry) => entry.1 = value,
+            None => merged.push((name, value)),
+        }
+    }
+    merged
+}
+
+fn ended_at_once() -> Fault {
+    Fault::new(Code::Unavailable, "the sandbox ended as soon as it was made")
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

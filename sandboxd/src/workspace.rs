@@ -1,1 +1,297 @@
-//! (workspace)
+//! The directories that sandboxes may write: each session's own, and those callers have shown.
+//!
+//! A session's workspace outlives its sandboxes and this daemon; it ends when the session is
+//! deleted. A caller's own directory is used because the caller could open it and owns it, and is
+//! used again only while its path still leads to the same inode. sandboxd never opens what is
+//! inside a workspace, so that nothing a command planted there can lead it anywhere.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use ipc::fault::{Code, Fault};
+use ipc::id::{SandboxId, SessionId};
+use ipc::peer::Principal;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+/// Begins the names of workspaces that are being removed: no id begins so.
+const REMOVED: &str = ".removed-";
+
+/// A directory that a caller has shown to be its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registered {
+    pub owner: String,
+    /// Absolute, as the caller named it.
+    pub path: String,
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// A directory ready to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workspace {
+    pub path: PathBuf,
+    /// Device and inode it must still have when it is mounted.
+    pub identity: (u64, u64),
+}
+
+/// Where the sessions' own workspaces lie.
+#[derive(Clone, Debug)]
+pub struct Workspaces {
+    root: PathBuf,
+}
+
+impl Workspaces {
+    /// Opens the folder of workspaces; what an earlier process was removing goes on being removed.
+    pub fn open(root: PathBuf) -> std::io::Result<Self> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&root)?;
+        let mut left = Vec::new();
+        for entry in std::fs::read_dir(&root)? {
+            let name = entry?.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with(REMOVED)) {
+                left.push(root.join(name));
+            }
+        }
+        if !left.is_empty() {
+            std::thread::spawn(move || left.iter().for_each(|path| empty_and_remove(path)));
+        }
+        Ok(Self { root })
+    }
+
+    /// The session's own workspace, made at its first use.
+    pub fn of_session(&self, session: &SessionId) -> Result<Workspace, Fault> {
+        self.own(session.as_str())
+    }
+
+    /// A workspace that ends with its sandbox.
+    pub fn of_sandbox(&self, sandbox: &SandboxId) -> Result<Workspace, Fault> {
+        self.own(sandbox.as_str())
+    }
+
+    fn own(&self, name: &str) -> Result<Workspace, Fault> {
+        let path = self.root.join(name);
+        let fail = |e: std::io::Error| {
+            Fault::new(Code::Unavailable, format!("cannot make workspace {}: {e}", path.display()))
+        };
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(e)),
+            _ => {}
+        }
+        let meta = std::fs::symlink_metadata(&path).map_err(fail)?;
+        if !meta.is_dir() {
+            return Err(fail(std::io::ErrorKind::NotADirectory.into()));
+        }
+        Ok(Workspace { identity: (meta.dev(), meta.ino()), path })
+    }
+
+    /// Removes a session's own workspace: it is gone for everybody at once, its files soon after.
+    /// Blocking. No sandbox may use it any more.
+    pub fn remove(&self, name: &str) -> std::io::Result<()> {
+        let removed = self.root.join(format!("{REMOVED}{}", ipc::id::random_text(12)));
+        match std::fs::rename(self.root.join(name), &removed) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(e),
+        }
+        empty_and_remove(&removed);
+        Ok(())
+    }
+}
+
+/// Takes note of a directory that `peer` has passed as a descriptor. Only its owner may have it
+/// written by a sandbox: reading rights alone would let anybody pass `/etc`.
+pub fn register(peer: &Principal, directory: &OwnedFd, path: &str) -> Result<Registered, Fault> {
+    let invalid = |why: String| Fault::new(Code::Invalid, format!("workspace {path}: {why}"));
+    if !Path::new(path).is_absolute() {
+        return Err(invalid("the path is not absolute".into()));
+    }
+    let passed = rustix::fs::fstat(directory).map_err(|e| invalid(e.to_string()))?;
+    if FileType::from_raw_mode(passed.st_mode) != FileType::Directory {
+        return Err(invalid("the descriptor is no directory".into()));
+    }
+    if passed.st_uid != peer.uid && peer.uid != 0 {
+        let text = format!("workspace {path}: it belongs to uid {}, not to {peer}", passed.st_uid);
+        return Err(Fault::new(Code::Denied, text).with_hint("use a directory of your own"));
+    }
+    let registered = Registered {
+        owner: peer.owner(),
+        path: path.to_owned(),
+        device: passed.st_dev,
+        inode: passed.st_ino,
+    };
+    verify(&registered)?;
+    Ok(registered)
+}
+
+/// Looks whether the path still leads to the directory that was shown.
+pub fn verify(registered: &Registered) -> Result<Workspace, Fault> {
+    let path = PathBuf::from(&registered.path);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = rustix::fs::open(&path, flags, Mode::empty()).and_then(rustix::fs::fstat);
+    let identity = (registered.device, registered.inode);
+    match found {
+        Ok(stat) if (stat.st_dev, stat.st_ino) == identity => Ok(Workspace { path, identity }),
+        Ok(_) => Err(Fault::new(
+            Code::Missing,
+            format!("workspace {}: another directory is there now", registered.path),
+        )
+        .with_hint("show the directory again")),
+        Err(error) => Err(Fault::new(
+            Code::Missing,
+            format!("workspace {}: {}", registered.path, crate::tools::reach::reason(error)),
+        )
+        .with_hint("sandboxd must be able to reach the directory by this path")),
+    }
+}
+
+/// Removes a tree whose makers may have meant harm: no link is followed, and depth costs neither
+/// stack nor descriptors, because every directory found is moved up to the top before it is
+/// emptied. What cannot be removed is left and logged.
+fn empty_and_remove(top: &Path) {
+    if let Err(error) = try_empty(top).and_then(|()| rustix::fs::rmdir(top)) {
+        tracing::warn!(path = %top.display(), %error, "cannot remove a workspace");
+    }
+}
+
+fn try_empty(top: &Path) -> Result<(), Errno> {
+    let top = open_directory(CWD, top)?;
+    let mut moved = 0u64;
+    loop {
+        let names = names_in(&top)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        for name in names {
+            if !is_directory(&top, &name)? {
+                rustix::fs::unlinkat(&top, &name, AtFlags::empty())?;
+                continue;
+            }
+            let directory = open_directory(&top, &name)?;
+            for below in names_in(&directory)? {
+                if is_directory(&directory, &below)? {
+                    // A directory can be moved only by whoever may write it.
+                    open_directory(&directory, &below)?;
+                    moved += 1;
+                    let new = format!("{REMOVED}{moved}-{}", ipc::id::random_text(8));
+                    rustix::fs::renameat(&directory, &below, &top, new)?;
+                } else {
+                    rustix::fs::unlinkat(&directory, &below, AtFlags::empty())?;
+                }
+            }
+            rustix::fs::unlinkat(&top, &name, AtFlags::REMOVEDIR)?;
+        }
+    }
+}
+
+fn is_directory(parent: &OwnedFd, name: &std::ffi::CStr) -> Result<bool, Errno> {
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Opens a directory for emptying, giving its owner the right to when that was taken away.
+fn open_directory<P: rustix::path::Arg + Copy>(
+    parent: impl std::os::fd::AsFd,
+    name: P,
+) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let full = Mode::RWXU;
+    let directory = match rustix::fs::openat(&parent, name, flags, Mode::empty()) {
+        Err(Errno::ACCESS) => {
+            // The name was just seen to be a directory and nobody else is left in this tree.
+            rustix::fs::chmodat(&parent, name, full, AtFlags::empty())?;
+            rustix::fs::openat(&parent, name, flags, Mode::empty())?
+        }
+        other => other?,
+    };
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&directory)?.st_mode);
+    if !mode.contains(full) {
+        rustix::fs::fchmod(&directory, full)?;
+    }
+    Ok(directory)
+}
+
+fn names_in(directory: &OwnedFd) -> Result<Vec<std::ffi::CString>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn passed(path: &Path) -> OwnedFd {
+        rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+    }
+
+    #[test]
+    fn a_directory_is_known_again_and_its_replacement_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("project");
+        std::fs::create_dir(&path).unwrap();
+        let name = path.to_str().unwrap();
+
+        let known = register(&Principal::own(), &passed(&path), name).unwrap();
+        assert!(verify(&known).is_ok());
+        std::fs::rename(&path, dir.path().join("old")).unwrap();
+        assert_eq!(verify(&known).unwrap_err().code, Code::Missing);
+        std::fs::create_dir(&path).unwrap();
+
+        assert!(verify(&known).unwrap_err().text.contains("another directory"));
+    }
+
+    #[test]
+    fn what_is_not_the_peers_own_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let stranger = Principal { uid: 12_345, ..Principal::own() };
+        let path = dir.path().to_str().unwrap();
+
+        let denied = register(&stranger, &passed(dir.path()), path).unwrap_err();
+        let file = register(&Principal::own(), &passed(&file), file.to_str().unwrap());
+        let other = register(&Principal::own(), &passed(dir.path()), "/");
+        let relative = register(&Principal::own(), &passed(dir.path()), "x");
+
+        assert_eq!(denied.code, Code::Denied);
+        assert_eq!(file.unwrap_err().code, Code::Invalid);
+        assert!(other.is_err());
+        assert_eq!(relative.unwrap_err().code, Code::Invalid);
+    }
+
+    #[test]
+    fn a_hostile_tree_is_removed_and_nothing_outside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().join("outside");
+        std::fs::create_dir(&outside).unwrap();
+        std::fs::write(outside.join("file"), "kept").unwrap();
+        let workspaces = Workspaces::open(dir.path().join("workspaces")).unwrap();
+        let session = SessionId::random();
+        let workspace = workspaces.of_session(&session).unwrap().path;
+        let mut deep = workspace.clone();
+        for _ in 0..200 {
+            deep.push("d");
+        }
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("f"), "").unwrap();
+        std::os::unix::fs::symlink(&outside, workspace.join("link")).unwrap();
+        std::os::unix::fs::symlink(&outside, deep.join("link")).unwrap();
+        std::fs::create_dir(workspace.join("closed")).unwrap();
+        std::fs::write(workspace.join("closed/f"), "").unwrap();
+        let closed = std::fs::Permissions::from_mode(0o000);
+        std::fs::set_permissions(workspace.join("closed"), closed).unwrap();
+
+        workspaces.remove(session.as_str()).unwrap();
+
+        assert_eq!(std::fs::read_dir(dir.path().join("workspaces")).unwrap().count(), 0);
+        assert_eq!(std::fs::read_to_string(outside.join("file")).unwrap(), "kept");
+    }
+}
