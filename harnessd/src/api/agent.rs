@@ -197,6 +197,10 @@ fn model(path: &str, value: &Value, old: Option<&Model>) -> Result<Model, ApiErr
                 let why = format!("must be one of {}", EFFORTS.join(", "));
                 return Err(ApiError::field(&format!("{path}.effort"), why));
             }
+            // The models are asked without one, so another than theirs would be ignored.
+            if name != EFFORT_DEFAULT {
+                return Err(ApiError::unsupported(&format!("{path}.effort: {name}")));
+            }
             name.to_owned()
         }
     };
@@ -226,7 +230,7 @@ mod tests {
 
     fn agent() -> Agent {
         Agent::create(&json!({
-            "name": "n", "model": { "id": "m", "effort": "low" }, "system": "s",
+            "name": "n", "model": { "id": "m", "effort": "high" }, "system": "s",
             "tools": [{ "type": "agent_toolset_20260401" }], "metadata": { "a": "1" },
         }))
         .unwrap()
@@ -250,7 +254,7 @@ mod tests {
 
         assert_eq!(same, old);
         assert_eq!(expected, Some(3));
-        assert_eq!((new.system, new.tools.len(), new.model.effort.as_str()), (None, 0, "low"));
+        assert_eq!((new.system, new.tools.len(), new.model.effort.as_str()), (None, 0, "high"));
         assert_eq!(other.model.effort, "high");
     }
 
@@ -262,7 +266,11 @@ mod tests {
             (json!({ "name": "", "model": "m" }), "name: must not be empty"),
             (json!({ "name": "n" }), "model: required"),
             (json!({ "name": "n", "model": 3 }), "model: must be a model name"),
-            (json!({ "name": "n", "model": { "id": "m", "effort": "huge" } }), "model.effort"),
+            (
+                json!({ "name": "n", "model": { "id": "m", "effort": "huge" } }),
+                "model.effort: must",
+            ),
+            (json!({ "name": "n", "model": { "id": "m", "effort": "low" } }), "model.effort: low"),
             (json!({ "name": "n", "model": { "id": "m", "speed": "fast" } }), "model.speed"),
             (json!({ "name": "n", "model": "m", "skills": [{}] }), "skills: not supported"),
             (

@@ -95,7 +95,7 @@ impl Fold {
     pub fn feed(&mut self, event: &Event) -> Vec<WireEvent> {
         let mut out = Out { event, place: 0, events: Vec::new() };
         let idle = matches!(event.body, Body::StatusIdle { .. });
-        if let Some(usage) = self.usage.take().filter(|_| !idle) {
+        if !idle && let Some(usage) = self.usage.take() {
             self.usage_event(&usage, &mut out);
         }
         if event.body.needs_processing() {
