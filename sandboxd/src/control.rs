@@ -104,7 +104,7 @@ async fn sandboxes(
         .sandboxes
         .living()
         .iter()
-        .filter(|sandbox| control.service.speaks_for(&peer, &sandbox.owner))
+        .filter(|sandbox| control.service.owners.speaks_for(&peer, &sandbox.owner))
         .map(|sandbox| sandbox.describe())
         .collect();
     found.sort_by(|a, b| a.created_at.cmp(&b.created_at).then(a.sandbox.cmp(&b.sandbox)));
@@ -121,7 +121,7 @@ async fn end_sandbox(
         .service
         .sandboxes
         .find(&wanted)
-        .filter(|sandbox| control.service.speaks_for(&peer, &sandbox.owner))
+        .filter(|sandbox| control.service.owners.speaks_for(&peer, &sandbox.owner))
         .ok_or_else(|| Fault::new(Code::NotFound, format!("no sandbox {wanted}")))?;
     sandbox.close();
     let _ = tokio::time::timeout(END_TIMEOUT, sandbox.cell.ended()).await;
@@ -137,7 +137,7 @@ async fn end_session(
     let session = id(SessionId::parse(&session))?;
     let owner = service.journal.session_owner(&session).await;
     let owner = owner.map_err(|e| Fault::new(Code::Unavailable, e.to_string()))?;
-    if !owner.is_some_and(|owner| service.speaks_for(&peer, &owner)) {
+    if !owner.is_some_and(|owner| service.owners.speaks_for(&peer, &owner)) {
         return Err(Fault::new(Code::NotFound, format!("no session {session}")));
     }
     for sandbox in service.sandboxes.living() {

@@ -5,14 +5,14 @@
 //! from the journal's word to the journaled receipt. What a command did badly is a result; a
 //! [`Fault`] is for what the caller did badly and for a journal that cannot be written.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipc::fault::{Code, Fault};
 use ipc::id::{CallId, SandboxId};
 use ipc::peer::Principal;
-use ipc::sandbox::{CallReport, Content, Execute, Outcome, Receipt};
+use ipc::sandbox::{CallReport, Execute, Outcome, Receipt};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedMutexGuard, watch};
@@ -20,21 +20,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::journal::{Admitted, Fenced, Journal, JournalError, Record, Start};
+use crate::owner::Owners;
 use crate::plan::WORKSPACE;
+use crate::receipt::{self, FOREIGN, LOST, millis, now};
 use crate::sandbox::{InUse, Key, Sandboxes, Wanted};
 use crate::tools::files::{self, Action};
 use crate::tools::{self, Tool, bash};
 use crate::workspace;
 
-/// What the model is told when a sandbox is lost under a command.
-pub const LOST: &str =
-    "outcome unknown: the sandbox ended before the command finished; the workspace is kept";
-/// The same, when it was this daemon that ended.
-const RECOVERED: &str =
-    "outcome unknown: sandboxd ended before the command finished; the workspace is kept";
-/// The same, when the call was sent to a journal that is no more.
-const FOREIGN: &str = "outcome unknown: the journal that this call was sent to is lost, \
-    so nobody can say whether it ran";
 /// How often a call looks for another sandbox when the one it waited for ended.
 const SEAT_TRIES_MAX: u32 = 3;
 /// A search stops by itself this much before its call would be timed out.
@@ -45,8 +38,7 @@ const SEARCH_MARGIN: Duration = Duration::from_secs(2);
 pub struct Service {
     pub journal: Journal,
     pub sandboxes: Arc<Sandboxes>,
-    /// Uids that may speak for any owner, beside root and this daemon's own.
-    pub trusted_uids: BTreeSet<u32>,
+    pub owners: Owners,
     calls: Mutex<HashMap<CallId, Arc<Call>>>,
 }
 
@@ -71,16 +63,8 @@ struct Seat {
 }
 
 impl Service {
-    pub fn new(journal: Journal, sandboxes: Arc<Sandboxes>, trusted_uids: BTreeSet<u32>) -> Self {
-        Self { journal, sandboxes, trusted_uids, calls: Mutex::default() }
-    }
-
-    /// Whether `peer` may act on what `owner` owns.
-    pub fn speaks_for(&self, peer: &Principal, owner: &str) -> bool {
-        peer.uid == 0
-            || peer.uid == rustix::process::geteuid().as_raw()
-            || self.trusted_uids.contains(&peer.uid)
-            || peer.owner() == owner
+    pub fn new(journal: Journal, sandboxes: Arc<Sandboxes>, owners: Owners) -> Self {
+        Self { journal, sandboxes, owners, calls: Mutex::default() }
     }
 
     /// Runs a call, joins it while it runs, or gives its receipt.
@@ -89,7 +73,7 @@ impl Service {
         peer: &Principal,
         request: Execute,
     ) -> Result<Receipt, Fault> {
-        if !self.speaks_for(peer, &request.owner) {
+        if !self.owners.speaks_for(peer, &request.owner) {
             let text = format!("{peer} may not execute for {}", request.owner);
             return Err(Fault::new(Code::Denied, text)
                 .with_hint("only harnessd's user speaks for others: see trusted-uids"));
@@ -270,8 +254,8 @@ impl Service {
                     () = sandbox.gone.cancelled() => None,
                 };
                 match ran {
-                    Some(ran) => fill_from_command(&mut receipt, ran),
-                    None => lose(&mut receipt),
+                    Some(ran) => receipt::fill_from_command(&mut receipt, ran),
+                    None => receipt::lose(&mut receipt),
                 }
             }
             (Tool::File(action), _) => {
@@ -280,12 +264,12 @@ impl Service {
                     () = perform(&mut receipt, &seat.in_use, action, timeout) => {}
                     () = call.cancel.cancelled() => {
                         let text = format!("{}: cancelled", call.request.tool);
-                        stop(&mut receipt, Outcome::Cancelled, text);
+                        receipt::state(&mut receipt, Outcome::Cancelled, &text);
                     }
-                    () = sandbox.gone.cancelled() => lose(&mut receipt),
+                    () = sandbox.gone.cancelled() => receipt::lose(&mut receipt),
                 }
             }
-            (Tool::Bash(_), None) => lose(&mut receipt),
+            (Tool::Bash(_), None) => receipt::lose(&mut receipt),
         }
         if receipt.outcome == Outcome::OutcomeUnknown {
             sandbox.close();
@@ -312,7 +296,7 @@ impl Service {
         let unknown = || CallReport::Unknown { journal: self.journal.identity().to_owned() };
         let running = self.calls().get(id).cloned();
         if let Some(call) = running {
-            if !self.speaks_for(peer, &call.request.owner) {
+            if !self.owners.speaks_for(peer, &call.request.owner) {
                 return Ok(unknown());
             }
             let ended = call.ended.borrow().clone();
@@ -327,7 +311,9 @@ impl Service {
         }
         let record = self.journal.lookup(id).await.map_err(|e| journal_fault(&e))?;
         Ok(match record {
-            Some(Record { owner, receipt: Some(receipt), .. }) if self.speaks_for(peer, &owner) => {
+            Some(Record { owner, receipt: Some(receipt), .. })
+                if self.owners.speaks_for(peer, &owner) =>
+            {
                 CallReport::Ended { receipt: Box::new(receipt) }
             }
             _ => unknown(),
@@ -337,7 +323,8 @@ impl Service {
     /// Ends a running call; one that has ended stays as it is.
     pub async fn cancel(&self, peer: &Principal, id: &CallId) -> Result<(), Fault> {
         let running = self.calls().get(id).cloned();
-        if let Some(call) = running.filter(|call| self.speaks_for(peer, &call.request.owner)) {
+        if let Some(call) = running.filter(|call| self.owners.speaks_for(peer, &call.request.owner))
+        {
             call.cancel.cancel();
             return Ok(());
         }
@@ -362,48 +349,14 @@ impl Service {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A receipt of this call with nothing in it but a text; an error unless it finished.
+    /// A receipt of this call with nothing in it but a text.
     fn receipt(&self, call: &Call, outcome: Outcome, text: &str) -> Receipt {
-        Receipt {
-            call: call.request.call.clone(),
-            session: call.request.session.clone(),
-            sandbox: None,
-            tool: call.request.tool.clone(),
-            outcome,
-            content: vec![files::text(text)],
-            is_error: outcome != Outcome::Finished,
-            exit_code: None,
-            signal: None,
-            output_bytes: 0,
-            spill: None,
-            started_at: call.started_at.clone(),
-            duration_ms: millis(call.begun.elapsed()),
-            provision_us: None,
-            layers: Vec::new(),
-            journal: self.journal.identity().to_owned(),
-        }
-    }
-}
-
-/// The receipt of a call that an earlier process started and did not finish.
-pub fn unknown_outcome(start: &Start, journal: &str) -> Receipt {
-    Receipt {
-        call: start.call.clone(),
-        session: start.session.clone(),
-        sandbox: None,
-        tool: start.tool.clone(),
-        outcome: Outcome::OutcomeUnknown,
-        content: vec![files::text(RECOVERED)],
-        is_error: true,
-        exit_code: None,
-        signal: None,
-        output_bytes: 0,
-        spill: None,
-        started_at: start.started_at.clone(),
-        duration_ms: 0,
-        provision_us: None,
-        layers: Vec::new(),
-        journal: journal.to_owned(),
+        let Execute { call: id, session, tool, .. } = &call.request;
+        let mut receipt =
+            receipt::blank(id, session, tool, &call.started_at, self.journal.identity());
+        receipt.duration_ms = millis(call.begun.elapsed());
+        receipt::state(&mut receipt, outcome, text);
+        receipt
     }
 }
 
@@ -420,47 +373,23 @@ async fn perform(receipt: &mut Receipt, seat: &InUse, action: Action, timeout: D
     match call.await {
         Ok(Ok(reply)) => match files::decode_reply(&reply) {
             Ok(reply) => {
-                receipt.output_bytes = reply.content.iter().map(content_bytes).sum();
+                receipt.output_bytes = reply.content.iter().map(receipt::content_bytes).sum();
                 receipt.content = reply.content;
                 receipt.is_error = reply.is_error;
             }
-            Err(_) => stop(receipt, Outcome::Finished, format!("{tool}: it gave no answer")),
+            Err(_) => {
+                receipt::state(receipt, Outcome::Finished, &format!("{tool}: it gave no answer"))
+            }
         },
-        Ok(Err(crate::cell::CellError::Lost | crate::cell::CellError::Zygote)) => lose(receipt),
-        Ok(Err(error)) => stop(receipt, Outcome::Finished, format!("{tool}: {error}")),
+        Ok(Err(crate::cell::CellError::Lost | crate::cell::CellError::Zygote)) => {
+            receipt::lose(receipt)
+        }
+        Ok(Err(error)) => receipt::state(receipt, Outcome::Finished, &format!("{tool}: {error}")),
         Err(_) => {
             let text = format!("{tool}: timed out after {}s", timeout.as_secs_f64());
-            stop(receipt, Outcome::TimedOut, text);
+            receipt::state(receipt, Outcome::TimedOut, &text);
         }
     }
-}
-
-fn fill_from_command(receipt: &mut Receipt, ran: bash::Ran) {
-    receipt.outcome = ran.outcome;
-    receipt.content = vec![files::text(ran.text)];
-    receipt.is_error = ran.is_error;
-    receipt.exit_code = ran.exit.and_then(|exit| exit.code);
-    receipt.signal = ran.exit.and_then(|exit| exit.signal);
-    receipt.output_bytes = ran.output_bytes;
-    receipt.spill = ran.spill;
-}
-
-fn lose(receipt: &mut Receipt) {
-    stop(receipt, Outcome::OutcomeUnknown, LOST.to_owned());
-}
-
-fn stop(receipt: &mut Receipt, outcome: Outcome, text: String) {
-    receipt.outcome = outcome;
-    receipt.content = vec![files::text(text)];
-    receipt.is_error = true;
-}
-
-fn content_bytes(content: &Content) -> u64 {
-    let bytes = match content {
-        Content::Text { text } => text,
-        Content::Image { data, .. } | Content::Document { data, .. } => data,
-    };
-    bytes.len() as u64
 }
 
 fn check_fence(call: &Call, fenced: &Fenced) -> Result<(), Fault> {
@@ -524,15 +453,6 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-/// RFC 3339, milliseconds.
-pub fn now() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -563,13 +483,5 @@ mod tests {
         assert_eq!(digest(&one), digest(&later), "a new holder asks for the same call");
         assert_ne!(digest(&one), digest(&other));
         assert_ne!(digest(&one), digest(&elsewhere));
-    }
-
-    #[test]
-    fn times_are_rfc_3339_with_milliseconds() {
-        let now = now();
-
-        assert_eq!(now.len(), "2026-01-01T00:00:00.000Z".len(), "{now}");
-        assert!(now.parse::<jiff::Timestamp>().is_ok());
     }
 }

@@ -434,7 +434,7 @@ fn broken(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Er
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::execute::unknown_outcome;
+    use crate::receipt::unknown_outcome;
 
     fn open(dir: &Path) -> Journal {
         Journal::open(dir, unknown_outcome).unwrap()

@@ -18,6 +18,8 @@ pub mod execute;
 pub mod journal;
 pub mod lease;
 pub mod output;
+pub mod owner;
+pub mod receipt;
 mod run;
 pub mod sandbox;
 pub mod tools;

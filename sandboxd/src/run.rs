@@ -22,9 +22,12 @@ use crate::config::{Config, ConfigError};
 use crate::control::{self, Control};
 use crate::environments::Environments;
 use crate::exec;
-use crate::execute::{self, Service};
+use crate::execute::Service;
 use crate::journal::{Journal, JournalError};
+
+use crate::owner::Owners;
 use crate::probe::{self, HostFacts, ProbeError};
+use crate::receipt;
 use crate::sandbox::Sandboxes;
 use crate::sys;
 use crate::workspace::Workspaces;
@@ -178,14 +181,14 @@ fn lock(path: &Path) -> Result<OwnedFd, RunError> {
 async fn serve(prepared: Prepared) -> Result<(), RunError> {
     let Prepared { config, host, zygote, control, exec, _lock } = prepared;
     let state = config.state();
-    let journal = Journal::open(&state, execute::unknown_outcome)?;
+    let journal = Journal::open(&state, receipt::unknown_outcome)?;
     let workspaces =
         Workspaces::open(state.join("workspaces")).map_err(start("cannot open the workspaces"))?;
     let environments = Environments::new(config.layout.policies.clone());
     let lease_socket = config.layout.proxyd_lease();
     let sandboxes = Arc::new(Sandboxes::new(zygote, environments, workspaces, lease_socket));
-    let service =
-        Arc::new(Service::new(journal, Arc::clone(&sandboxes), config.trusted_uids.clone()));
+    let owners = Owners::new(&config.trusted_uids, rustix::process::geteuid().as_raw());
+    let service = Arc::new(Service::new(journal, Arc::clone(&sandboxes), owners));
 
     let control_listener = std::os::unix::net::UnixListener::from(control);
     control_listener.set_nonblocking(true).map_err(start("cannot serve"))?;

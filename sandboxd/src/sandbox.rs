@@ -4,9 +4,8 @@
 //! [`make`] is its beginning, in order: policy, workspace, plan, cell, lease, trusted
 //! certificates. [`watch`] is the rest: it waits for the first of the possible ends, kills what is
 //! left, gives the lease back. The workspace is kept. A call holds an [`InUse`] while it runs, so
-//! that a sandbox is never taken for idle under it. Cells
-//! are made when they are needed, which takes milliseconds; where [`make`] asks the zygote is the
-//! place for a pool.
+//! that a sandbox is never taken for idle under it. Cells are made when they are needed, which
+//! takes milliseconds; where [`make`] asks the zygote is the place for a pool.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -251,7 +250,7 @@ async fn make(
         env: variables(plan.env, trust::variables(), opened.env),
         table: policy.sandbox.clone(),
         workspace: workspace.path,
-        created_at: crate::execute::now(),
+        created_at: crate::receipt::now(),
         provision_us,
         shell: Arc::default(),
         gone: CancellationToken::new(),

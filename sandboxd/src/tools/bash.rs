@@ -145,7 +145,7 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
             ran.stopped(Outcome::TimedOut, notice);
         }
         Ending::Cancelled => ran.stopped(Outcome::Cancelled, "bash: cancelled".into()),
-        Ending::Lost => ran.stopped(Outcome::OutcomeUnknown, crate::execute::LOST.into()),
+        Ending::Lost => ran.stopped(Outcome::OutcomeUnknown, crate::receipt::LOST.into()),
     }
     if ran.text.is_empty() {
         ran.text = NO_OUTPUT.into();
