@@ -3,20 +3,42 @@
 //! Dropping a [`Cell`] kills everything in it; dropping a [`Running`] kills that command and all
 //! that descends from it. What happens on the other side of the socket stands in [`crate::init`].
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+mod running;
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use ipc::fd::{Channel, MessageError};
 use ipc::lease::Descriptor;
 use ipc::sandbox::Layer;
+use rustix::process::Signal;
+use tokio::io::unix::AsyncFd;
 
 use crate::plan::Limits;
-use crate::zygote::message::Failure;
+use crate::zygote::memory;
+use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
+use crate::zygote::OwnId;
 
-/// Largest answer of a file call: an image to be shown to a model has a fifth of this.
+pub use running::{ExitOf, Running};
+
+/// Largest request or answer of a file call: an image to be shown to a model has a fifth of this.
 pub const CALL_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Descriptors a command may be given: a message carries 16, three of which are ours.
+pub const COMMAND_FDS_MAX: usize = 13;
 
 /// A living sandbox.
 #[derive(Debug)]
-pub struct Cell {}
+pub struct Cell {
+    channel: Channel,
+    pidfd: AsyncFd<OwnedFd>,
+    pid: u32,
+    uid: u32,
+    egress: Vec<(Descriptor, OwnedFd)>,
+    layers: Vec<Layer>,
+    provision_us: u64,
+    /// Given back when everything inside has been killed.
+    _id: OwnId,
+}
 
 /// A program to run in a cell. The environment is exactly `env`: see `SandboxPlan::env`.
 #[derive(Clone, Debug)]
@@ -29,20 +51,6 @@ pub struct CellCommand {
     pub limits: Option<Limits>,
 }
 
-/// A command that was started.
-#[derive(Debug)]
-pub struct Running {}
-
-/// How a command ended: exactly one of code and signal is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExitOf {
-    pub code: Option<i32>,
-    pub signal: Option<i32>,
-    /// Largest resident size of any process waited for.
-    pub maxrss_bytes: u64,
-    pub cpu_us: u64,
-}
-
 /// Why a cell did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum CellError {
@@ -51,6 +59,8 @@ pub enum CellError {
     /// The cell could not be made.
     #[error("cannot make a sandbox: {}: {}", .0.step, .0.text)]
     Setup(Failure),
+    #[error("cannot make a sandbox: every uid of the configured range is in use")]
+    NoIds,
     /// The command could not be started; the cell is as before. `exec` with `ENOENT` or `EACCES`
     /// is the command's own fault: see [`CellError::not_runnable`].
     #[error("cannot start the command: {}: {}", .0.step, .0.text)]
@@ -70,92 +80,181 @@ impl CellError {
     /// The exit status a shell would give for a program that cannot be run: 127 for one that is
     /// not there, 126 for one that may not be executed.
     pub fn not_runnable(&self) -> Option<i32> {
+        const NO_SUCH_FILE: i32 = rustix::io::Errno::NOENT.raw_os_error();
         match self {
             Self::Start(failure) if failure.step == "exec" => {
-                Some(if failure.errno == Some(2) { 127 } else { 126 })
+                Some(if failure.errno == Some(NO_SUCH_FILE) { 127 } else { 126 })
             }
             _ => None,
+        }
+    }
+
+    pub(crate) fn of_zygote(error: MessageError) -> Self {
+        match error {
+            MessageError::Closed => Self::Zygote,
+            other => Self::of_cell(other),
+        }
+    }
+
+    fn of_cell(error: MessageError) -> Self {
+        match error {
+            MessageError::Closed => Self::Lost,
+            MessageError::Socket(error) => Self::Io(error),
+            MessageError::TooLong | MessageError::TooManyDescriptors => Self::TooLong,
+            MessageError::Malformed(error) => Self::Io(error.into()),
         }
     }
 }
 
 impl Cell {
+    pub(crate) fn new(
+        channel: Channel,
+        pidfd: OwnedFd,
+        pid: u32,
+        uid: u32,
+        id: OwnId,
+    ) -> std::io::Result<Self> {
+        let pidfd = watched(pidfd)?;
+        let (egress, layers, provision_us) = (Vec::new(), Vec::new(), 0);
+        Ok(Self { channel, pidfd, pid, uid, egress, layers, provision_us, _id: id })
+    }
+
+    /// Waits until the first process has made everything.
+    pub(crate) async fn make_ready(&mut self, began: Instant) -> Result<(), CellError> {
+        let (progress, fds) = self.channel.receive().await.map_err(CellError::of_cell)?;
+        match progress {
+            Progress::Ready { tcp_sockets, layers } => {
+                let kind = |at| if at < tcp_sockets { Descriptor::Tcp } else { Descriptor::DnsUdp };
+                self.egress = fds.into_iter().enumerate().map(|(at, fd)| (kind(at), fd)).collect();
+                self.layers = layers;
+            }
+            Progress::Failed(failure) => return Err(CellError::Setup(failure)),
+            Progress::Cloned { .. } => return Err(CellError::Lost),
+        }
+        self.provision_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+
     /// Process id, on the host, of the first process.
     pub fn pid(&self) -> u32 {
-        todo!()
+        self.pid
     }
 
     /// Host uid of everything inside.
     pub fn uid(&self) -> u32 {
-        todo!()
+        self.uid
     }
 
     /// The sockets that are the sandbox's only way out, living in its network namespace.
     pub fn egress(&self) -> &[(Descriptor, OwnedFd)] {
-        todo!()
+        &self.egress
     }
 
     /// What confines the commands of this cell.
     pub fn layers(&self) -> &[Layer] {
-        todo!()
+        &self.layers
     }
 
     /// From the request to ready, in microseconds.
     pub fn provision_us(&self) -> u64 {
-        todo!()
+        self.provision_us
     }
 
-    /// Starts a command with `fds` as its descriptors 0, 1, 2, and so on (at most 13).
+    /// Starts a command with `fds` as its descriptors 0, 1, 2, and so on (at most
+    /// [`COMMAND_FDS_MAX`]; 0, 1 and 2 are `/dev/null` if not given).
     pub async fn spawn(
         &self,
         command: &CellCommand,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Running, CellError> {
-        let _ = (command, fds);
-        todo!()
+        if fds.len() > COMMAND_FDS_MAX {
+            return Err(CellError::TooLong);
+        }
+        let program = Program {
+            argv: command.argv.clone(),
+            env: command.env.clone(),
+            cwd: command.cwd.clone(),
+            limits: command.limits,
+        };
+        let text = serde_json::to_vec(&program).map_err(std::io::Error::from)?;
+        let body = memory::holding(&text)?;
+        let mut attached = vec![body.as_fd()];
+        attached.extend_from_slice(fds);
+        Running::started(self.order(&Order::Run, &attached).await?).await
     }
 
     /// Runs `crate::tools::files::perform` on `payload` in a confined process of the cell.
     /// Dropping the future kills that process.
     pub async fn file_call(&self, payload: &[u8]) -> Result<Vec<u8>, CellError> {
-        let _ = payload;
-        todo!()
+        if payload.len() > CALL_BYTES_MAX {
+            return Err(CellError::TooLong);
+        }
+        let request = memory::holding(payload)?;
+        let answer = memory::empty()?;
+        let attached = [request.as_fd(), answer.as_fd()];
+        let running = Running::started(self.order(&Order::Call, &attached).await?).await?;
+        let exit = running.wait().await?;
+        if exit.code != Some(0) {
+            let text = match (exit.code, exit.signal) {
+                (_, Some(signal)) => format!("ended by signal {signal}"),
+                (code, None) => format!("ended with status {}", code.unwrap_or(-1)),
+            };
+            return Err(CellError::Start(Failure { step: "file call".into(), errno: None, text }));
+        }
+        memory::read(&answer, CALL_BYTES_MAX).map_err(|error| match error.kind() {
+            std::io::ErrorKind::FileTooLarge => CellError::TooLong,
+            _ => CellError::Io(error),
+        })
     }
 
     /// Puts files into the private root, replacing what is there: absolute paths below `/etc`, or
     /// of existing files anywhere read-only. Commands see them at once and cannot change them.
     pub async fn install(&self, files: &[(String, Vec<u8>)]) -> Result<(), CellError> {
-        let _ = files;
-        todo!()
+        let wanted = Installation { files: files.to_vec() };
+        let text = serde_json::to_vec(&wanted).map_err(std::io::Error::from)?;
+        let body = memory::holding(&text)?;
+        let channel = self.order(&Order::Install, &[body.as_fd()]).await?;
+        match channel.receive().await.map_err(CellError::of_cell)?.0 {
+            Report::Installed => Ok(()),
+            Report::Failed(failure) => Err(CellError::Start(failure)),
+            _ => Err(CellError::Lost),
+        }
     }
 
     /// Returns when the first process has ended, and with it everything inside.
     pub async fn ended(&self) {
-        todo!()
+        // An error means that the runtime is going down: then nobody waits for a cell any more.
+        let _ = self.pidfd.readable().await;
     }
 
     /// Kills everything inside. Returns at once; [`Cell::ended`] tells when it is done.
     pub fn kill(&self) {
-        todo!()
+        // It has ended already if this fails: the pidfd names it and nothing else.
+        let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
+    }
+
+    /// Sends an order with a new socket for its answers.
+    async fn order(
+        &self,
+        order: &Order,
+        attached: &[BorrowedFd<'_>],
+    ) -> Result<Channel, CellError> {
+        let (ours, theirs) = ipc::fd::pair()?;
+        let mut all = vec![theirs.as_fd()];
+        all.extend_from_slice(attached);
+        self.channel.send(order, &all).await.map_err(CellError::of_cell)?;
+        drop(theirs);
+        Ok(Channel::new(ours)?)
     }
 }
 
-impl Running {
-    /// Waits for the command itself; what it left in the background lives on until
-    /// [`Running::kill_tree`] or the drop. May be called again.
-    pub async fn wait(&self) -> Result<ExitOf, CellError> {
-        todo!()
+impl Drop for Cell {
+    fn drop(&mut self) {
+        self.kill();
     }
+}
 
-    /// Signals the command's process group.
-    pub async fn signal_group(&self, signal: i32) -> Result<(), CellError> {
-        let _ = signal;
-        todo!()
-    }
-
-    /// Kills the command and all that descends from it, also what made itself a session of its
-    /// own. When it returns `Ok`, none of them is left.
-    pub async fn kill_tree(&self) -> Result<(), CellError> {
-        todo!()
-    }
+#[expect(deprecated, reason = "the replacement is unsafe, and OwnedFd meets what it asks")]
+fn watched(pidfd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)
 }

@@ -1,1 +1,339 @@
-//! PID 1 of a cell.
+//! PID 1 of a cell: makes the cell out of its new namespaces, then runs commands, one a message.
+//!
+//! Its steps, in the order of [`prepare`]:
+//!
+//!  1. Wait until the zygote has mapped the ids.
+//!  2. Be killed before the daemons when the host runs out of memory.
+//!  3. Take what the plan shows of the host, while this process still owns what sandboxd owns.
+//!  4. Become the cell's own user, keeping the capabilities, which count in the cell only.
+//!  5. Die with the zygote.
+//!  6. Name the host.
+//!  7. Loopback, every address local, TPROXY, the egress sockets.
+//!  8. Build the root, enter it, drop the old one.
+//!  9. No further namespaces, for anybody in this one.
+//! 10. Close what `/proc` says of the host; make the root read-only.
+//! 11. Prepare what confines commands.
+//! 12. Hold nothing of the host any more; be nobody's to trace.
+//! 13. Say so, with the egress sockets.
+//!
+//! A step that fails ends the cell, with its name and the reason sent first. PID 1 keeps its
+//! capabilities, which hold inside the cell alone: it needs them to confine commands and to install
+//! files. It reads messages of sandboxd's only, and ends when their socket does.
+
+mod command;
+mod confine;
+mod install;
+mod netlink;
+mod network;
+mod nftables;
+mod root;
+mod tree;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use ipc::sandbox::Layer;
+use rustix::process::{DumpableBehavior, Gid, Signal, Uid};
+
+use self::command::Body;
+use self::confine::{Broken, Confinement};
+use self::install::Installer;
+use self::network::{Egress, Ports};
+use crate::plan::{INSIDE_ID, SandboxPlan};
+use crate::sys::process::{fork, ignore_children};
+use crate::sys::seccomp::Filter;
+use crate::zygote::memory;
+use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
+
+pub use self::root::{detach_checked, map_owner, owner};
+
+/// Longest description of a command: the kernel's own limit on arguments and variables is 2 MiB.
+const PROGRAM_BYTES_MAX: usize = 8 << 20;
+/// Longest set of files to install: three bundles of certificates, in JSON.
+const INSTALLATION_BYTES_MAX: usize = 32 << 20;
+/// oom_score_adj of everything in a cell; the daemons have 0 or less.
+const OOM_SCORE: &str = "300";
+/// Written into each of these so that no namespace of the kind can be made below this cell.
+const NAMESPACE_KINDS: &[&str] = &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
+
+/// What the zygote leaves to the first process of a cell.
+pub struct Start {
+    pub plan: SandboxPlan,
+    /// The cell's socket.
+    pub socket: OwnedFd,
+    /// Ends when the ids are mapped; a byte before that means they could not be.
+    pub mapped: OwnedFd,
+    /// Refers to the zygote.
+    pub zygote: OwnedFd,
+    /// Mounts of the plan that the zygote took, by target.
+    pub given: Vec<(PathBuf, OwnedFd)>,
+    pub filter: Filter,
+    /// The cell's uid on the host, if it has one of its own.
+    pub uid: Option<u32>,
+    /// The cgroup it was made in, in words; none: limits are each process's.
+    pub limits: String,
+}
+
+impl Start {
+    /// Everything here that is open, and all that the first process may hold of the zygote's.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let given = self.given.iter().map(|(_, tree)| tree);
+        [&self.socket, &self.mapped, &self.zygote].into_iter().chain(given).map(AsFd::as_fd).collect()
+    }
+}
+
+/// Runs PID 1 of a cell; returns its exit status.
+pub fn run(start: Start) -> i32 {
+    let socket = match start.socket.try_clone() {
+        Ok(socket) => socket,
+        Err(_) => return 1,
+    };
+    match prepare(start) {
+        Ok((confinement, installer)) => {
+            serve(&socket, &confinement, installer);
+            0
+        }
+        Err(broken) => {
+            let (step, errno, text) = (broken.step.to_owned(), broken.errno, broken.text);
+            let failure = Progress::Failed(Failure { step, errno, text });
+            // Nobody to tell: whoever asked for the cell sees the socket's end.
+            let _ = ipc::fd::send(&socket, &failure, &[]);
+            1
+        }
+    }
+}
+
+fn prepare(start: Start) -> Result<(Confinement, Installer), Broken> {
+    let plan = start.plan;
+    let kernel = |step| move |error: rustix::io::Errno| Broken::at(step)(error.into());
+    // 1. Before that, every id is the overflow id and nothing can be owned.
+    wait_for_ids(&start.mapped)?;
+    // 2. Through the host's /proc, which step 8 drops; after step 4 it would not be ours to write.
+    std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).map_err(Broken::at("oom score"))?;
+    // 3.
+    root::separate().map_err(Broken::at("private mounts"))?;
+    let sources = root::take(&plan, start.given).map_err(Broken::at("take mounts"))?;
+    // 4.
+    change_user(start.uid.is_some())?;
+    // 5. Set after the last change of user, which clears it; then look, because a zygote that
+    //    ended before that sends nothing.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(kernel("parent death signal"))?;
+    if has_ended(start.zygote.as_fd()).map_err(kernel("parent death signal"))? {
+        let text = "the zygote has ended".to_owned();
+        return Err(Broken { step: "parent death signal", errno: None, text });
+    }
+    // 6.
+    rustix::system::sethostname(plan.hostname.as_bytes()).map_err(kernel("host name"))?;
+    // 7.
+    network::loopback().map_err(kernel("loopback"))?;
+    let egress = network::egress(&plan.ports).map_err(Broken::at("egress sockets"))?;
+    // 8.
+    let private = root::build(&plan, sources).map_err(Broken::at("root"))?;
+    // 9. A second lock beside seccomp; the files are the new /proc's, for this namespace.
+    for kind in NAMESPACE_KINDS {
+        let path = format!("/proc/sys/user/max_{kind}_namespaces");
+        if Path::new(&path).exists() {
+            std::fs::write(&path, "0").map_err(Broken::at("namespace limits"))?;
+        }
+    }
+    // 10.
+    root::close_proc().map_err(Broken::at("/proc"))?;
+    root::seal().map_err(Broken::at("read-only root"))?;
+    // 11.
+    let confinement = Confinement::prepare(&plan, start.filter).map_err(|error| Broken {
+        step: "landlock",
+        errno: None,
+        text: error.to_string(),
+    })?;
+    // 12. Descriptors of the zygote's were closed by their owners or when it cloned; 0, 1 and 2
+    //     are the daemon's.
+    silence().map_err(kernel("descriptors"))?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(kernel("undumpable"))?;
+    ignore_children();
+    // 13.
+    let layers = layers(start.uid, &egress.ports, &confinement, &start.limits);
+    ready(&start.socket, &egress, layers)?;
+    Ok((confinement, Installer::new(private)))
+}
+
+fn wait_for_ids(mapped: &OwnedFd) -> Result<(), Broken> {
+    let mut byte = [0u8; 1];
+    match rustix::io::retry_on_intr(|| rustix::io::read(mapped, &mut byte)) {
+        Ok(1) => Ok(()),
+        // The zygote has said why, or is gone.
+        Ok(_) => Err(Broken {
+            step: "ids",
+            errno: None,
+            text: "the ids of the sandbox could not be mapped".to_owned(),
+        }),
+        Err(error) => Err(Broken::at("ids")(error.into())),
+    }
+}
+
+/// Becomes [`INSIDE_ID`]. With a uid of its own the cell also leaves the daemon's groups; without
+/// the privilege to, the daemon's user keeps them, and they are unmapped inside.
+fn change_user(own_uid: bool) -> Result<(), Broken> {
+    use rustix::thread::{
+        capabilities, set_capabilities, set_keep_capabilities, set_thread_groups,
+        set_thread_res_gid, set_thread_res_uid,
+    };
+    let fail = |error: rustix::io::Errno| Broken::at("user")(error.into());
+    let held = capabilities(None).map_err(fail)?;
+    set_keep_capabilities(true).map_err(fail)?;
+    if own_uid {
+        set_thread_groups(&[]).map_err(fail)?;
+    }
+    let (uid, gid) = (Uid::from_raw(INSIDE_ID), Gid::from_raw(INSIDE_ID));
+    set_thread_res_gid(gid, gid, gid).map_err(fail)?;
+    set_thread_res_uid(uid, uid, uid).map_err(fail)?;
+    set_capabilities(None, held).map_err(fail)
+}
+
+fn has_ended(process: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut ready = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    Ok(poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+}
+
+fn silence() -> rustix::io::Result<()> {
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)
+}
+
+fn ready(socket: &OwnedFd, egress: &Egress, layers: Vec<Layer>) -> Result<(), Broken> {
+    let fds: Vec<BorrowedFd<'_>> =
+        egress.tcp.iter().chain([&egress.dns]).map(AsFd::as_fd).collect();
+    let message = Progress::Ready { tcp_sockets: egress.tcp.len(), layers };
+    ipc::fd::send(socket, &message, &fds).map_err(|error| Broken {
+        step: "ready",
+        errno: None,
+        text: error.to_string(),
+    })
+}
+
+/// What confines this cell's commands, in words.
+fn layers(
+    uid: Option<u32>,
+    ports: &Ports,
+    confinement: &Confinement,
+    limits: &str,
+) -> Vec<Layer> {
+    let user = match uid {
+        Some(uid) => format!("host uid {uid}, its own"),
+        None => "host uid of the daemon".to_owned(),
+    };
+    let network = match ports {
+        Ports::Every => "loopback only, every TCP port by TPROXY".to_owned(),
+        Ports::These(ports, why) => {
+            format!("loopback only, TCP ports {ports:?}; no TPROXY: {why}")
+        }
+    };
+    let extent = confinement.filter().extent();
+    let seccomp = format!(
+        "{} only, {} calls, {} instructions",
+        extent.architecture, extent.calls_allowed, extent.instructions
+    );
+    let landlock = format!("abi {}, fully enforced", crate::sys::landlock::abi());
+    let texts = [
+        ("user-namespace", user),
+        ("mount-namespace", "private root, system directories read-only".to_owned()),
+        ("pid-namespace", "own process tree".to_owned()),
+        ("ipc-namespace", "own".to_owned()),
+        ("uts-namespace", "own host name".to_owned()),
+        ("cgroup-namespace", "own".to_owned()),
+        ("network-namespace", network),
+        ("nested-namespaces", "none may be made".to_owned()),
+        ("landlock", landlock),
+        ("seccomp", seccomp),
+        ("capabilities", "none, bounding set empty".to_owned()),
+        ("no-new-privileges", "set".to_owned()),
+        ("limits", limits.to_owned()),
+    ];
+    texts.map(|(name, detail)| Layer { name: name.to_owned(), detail }).into()
+}
+
+/// Runs what sandboxd asks for until it closes the socket.
+fn serve(socket: &OwnedFd, confinement: &Confinement, mut installer: Installer) {
+    loop {
+        let (order, mut fds) = match ipc::fd::receive::<Order>(socket) {
+            Ok(received) => received,
+            Err(ipc::fd::MessageError::Socket(error))
+                if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            // sandboxd is gone, or speaks another language: nothing more will come. What runs in
+            // this cell ends with this process.
+            Err(_) => return,
+        };
+        if fds.is_empty() {
+            return;
+        }
+        let answer = fds.remove(0);
+        let outcome = match order {
+            Order::Install => install(&mut installer, &fds).map(|()| Some(Report::Installed)),
+            Order::Run => program(&mut fds).and_then(|body| start(&answer, body, fds, confinement)),
+            Order::Call => call(&answer, fds, confinement),
+            Order::Rehearse => start(&answer, Body::Rehearsal, Vec::new(), confinement),
+        };
+        let report = outcome.unwrap_or_else(|error| {
+            let errno = root::errno_of(&error);
+            let step = "order".to_owned();
+            Some(Report::Failed(Failure { step, errno, text: error.to_string() }))
+        });
+        if let Some(report) = report {
+            // Whoever asked no longer waits.
+            let _ = ipc::fd::send(&answer, &report, &[]);
+        }
+    }
+}
+
+fn incomplete() -> std::io::Error {
+    std::io::Error::other("the order lacks a descriptor")
+}
+
+fn install(installer: &mut Installer, fds: &[OwnedFd]) -> std::io::Result<()> {
+    let file = fds.first().ok_or_else(incomplete)?;
+    let bytes = memory::read(file, INSTALLATION_BYTES_MAX)?;
+    let wanted: Installation = serde_json::from_slice(&bytes)?;
+    wanted.files.iter().try_for_each(|(path, bytes)| installer.install(Path::new(path), bytes))
+}
+
+fn program(fds: &mut Vec<OwnedFd>) -> std::io::Result<Body> {
+    if fds.is_empty() {
+        return Err(incomplete());
+    }
+    let bytes = memory::read(fds.remove(0), PROGRAM_BYTES_MAX)?;
+    let program: Program = serde_json::from_slice(&bytes)?;
+    Ok(Body::Program(Box::new(program)))
+}
+
+fn call(
+    answer: &OwnedFd,
+    fds: Vec<OwnedFd>,
+    confinement: &Confinement,
+) -> std::io::Result<Option<Report>> {
+    if fds.len() != 2 {
+        return Err(incomplete());
+    }
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.push(rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?);
+    }
+    all.extend(fds);
+    start(answer, Body::Files, all, confinement)
+}
+
+/// Leaves a command to a guard of its own, which answers from then on.
+fn start(
+    answer: &OwnedFd,
+    body: Body,
+    fds: Vec<OwnedFd>,
+    confinement: &Confinement,
+) -> std::io::Result<Option<Report>> {
+    fork(|| command::guard(answer, body, fds, confinement))?;
+    Ok(None)
+}

@@ -6,16 +6,153 @@
 //! message from its standard input (a SEQPACKET socket) and clone; it ends when that socket does,
 //! and every cell ends with it. Read [`crate::init`] next.
 
+mod ids;
 mod start;
 
+pub mod memory;
 pub mod message;
 
 use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use start::{Identities, Zygote, ZygoteError};
+use rustix::process::{PidfdFlags, Signal};
+
+use self::message::{Failure, Make, Progress};
+use crate::init;
+use crate::sys::descriptors::{close_all_but, close_from};
+use crate::sys::process::{Namespaces, clone_into, ignore_children};
+use crate::sys::seccomp::Filter;
+
+pub use start::{Identities, OwnId, Zygote, ZygoteError};
+
+/// What each cell is limited by where there is no cgroup for it.
+const LIMITS_BY_PROCESS: &str =
+    "rlimits: processes for the sandbox, memory and file size for each process";
+
+/// What the zygote makes cells with.
+struct Means {
+    socket: OwnedFd,
+    /// Refers to this process: how a cell's first process sees that it has ended.
+    own: OwnedFd,
+    filter: Filter,
+}
 
 /// Runs the role `zygote`.
-pub fn main(_args: Vec<OsString>) -> ExitCode {
-    todo!()
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    if !args.is_empty() {
+        eprintln!("sandboxd: zygote: takes no arguments");
+        return ExitCode::from(2);
+    }
+    match means() {
+        Ok(means) => {
+            serve(&means);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("sandboxd: cannot start the zygote: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn means() -> rustix::io::Result<Means> {
+    // Whatever the starter left open is not for cells.
+    close_from(3).map_err(|_| rustix::io::Errno::NOSYS)?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    // A terminal's interrupt is for sandboxd, which drains first. Already a leader: the same.
+    let _ = rustix::process::setsid();
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    rustix::process::chdir("/")?;
+    ignore_children();
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    Ok(Means { socket, own, filter: Filter::new() })
+}
+
+/// Makes cells until sandboxd closes the socket.
+fn serve(means: &Means) {
+    loop {
+        let (make, mut fds) = match ipc::fd::receive::<Make>(&means.socket) {
+            Ok(received) => received,
+            Err(ipc::fd::MessageError::Malformed(error)) => {
+                eprintln!("sandboxd: zygote: a request is not as documented: {error}");
+                continue;
+            }
+            Err(_) => return,
+        };
+        let Some(cell) = fds.pop() else { continue };
+        if let Err(failure) = make_cell(means, make, &cell) {
+            // Whoever asked is gone: nothing was made.
+            let _ = ipc::fd::send(&cell, &Progress::Failed(failure), &[]);
+        }
+    }
+}
+
+fn make_cell(means: &Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
+    let given = match make.uid {
+        Some(uid) => take_mapped(&make, uid)?,
+        None => Vec::new(),
+    };
+    let kernel = |step: &'static str| {
+        move |error: rustix::io::Errno| failed(step)(std::io::Error::from(error))
+    };
+    let (mapped, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(kernel("pipe"))?;
+    let start = init::Start {
+        plan: make.plan,
+        socket: cell.try_clone().map_err(failed("descriptors"))?,
+        mapped,
+        zygote: means.own.try_clone().map_err(failed("descriptors"))?,
+        given,
+        filter: means.filter.clone(),
+        uid: make.uid,
+        limits: LIMITS_BY_PROCESS.to_owned(),
+    };
+    let cloned = clone_into(Namespaces::All, None, || {
+        // The zygote's own descriptors are not for the cell.
+        match close_all_but(&start.descriptors()) {
+            Ok(()) => init::run(start),
+            Err(_) => 1,
+        }
+    })
+    .map_err(failed("clone"))?;
+    let uid = make.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+    ids::map(cloned.pid, make.uid).map_err(failed("id map"))?;
+    let progress = Progress::Cloned { pid: cloned.pid.as_raw_nonzero().get().cast_unsigned(), uid };
+    if ipc::fd::send(cell, &progress, &[cloned.pidfd.as_fd()]).is_ok() {
+        rustix::io::write(&tell, b"+").map_err(kernel("pipe"))?;
+    }
+    Ok(())
+}
+
+/// Takes the plan's own mounts with owners mapped: the directory's owner on the host is the cell's
+/// user inside, both ways, and no file has to change hands.
+fn take_mapped(make: &Make, uid: u32) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
+    let mut given = Vec::new();
+    for mount in &make.plan.mounts {
+        let tree = init::detach_checked(mount).map_err(failed("take mounts"))?;
+        let owner = init::owner(&tree).map_err(failed("take mounts"))?;
+        let namespace = ids::namespace(owner, uid).map_err(failed("owner map"))?;
+        init::map_owner(&tree, &namespace).map_err(|error| Failure {
+            step: "owner map".to_owned(),
+            errno: error.raw_os_error(),
+            text: format!("{}: {error}", mount.source.display()),
+        })?;
+        given.push((mount.target.clone(), tree));
+    }
+    Ok(given)
+}
+
+fn failed(step: &'static str) -> impl FnOnce(std::io::Error) -> Failure {
+    move |error| Failure {
+        step: step.to_owned(),
+        errno: error.raw_os_error(),
+        text: error.to_string(),
+    }
 }

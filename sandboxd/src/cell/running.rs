@@ -1,0 +1,108 @@
+//! A command that was started, as sandboxd holds it.
+//!
+//! One task reads what the command's guard reports; everybody else watches what it has learned.
+
+use std::sync::Arc;
+
+use ipc::fd::Channel;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::CellError;
+use crate::zygote::message::{Control, Report};
+
+/// A command that was started.
+#[derive(Debug)]
+pub struct Running {
+    channel: Arc<Channel>,
+    known: watch::Receiver<Known>,
+    reader: JoinHandle<()>,
+}
+
+/// How a command ended: exactly one of code and signal is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitOf {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    /// Of the command itself and those below it that it waited for.
+    pub maxrss_bytes: u64,
+    pub cpu_us: u64,
+}
+
+/// What the guard has said so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    exit: Option<ExitOf>,
+    sweeps: u64,
+    /// The guard is gone: nothing more will be known.
+    lost: bool,
+}
+
+impl Running {
+    /// Waits for the program to run, or for the reason why not.
+    pub(super) async fn started(channel: Channel) -> Result<Self, CellError> {
+        match channel.receive().await.map_err(CellError::of_cell)?.0 {
+            Report::Started => {}
+            Report::Failed(failure) => return Err(CellError::Start(failure)),
+            _ => return Err(CellError::Lost),
+        }
+        let channel = Arc::new(channel);
+        let (learn, known) = watch::channel(Known::default());
+        let reader = tokio::spawn(read(channel.clone(), learn));
+        Ok(Self { channel, known, reader })
+    }
+
+    /// Waits for the command itself; what it left in the background lives on until
+    /// [`Running::kill_tree`] or the drop. May be called again.
+    pub async fn wait(&self) -> Result<ExitOf, CellError> {
+        let mut known = self.known.clone();
+        let known = known.wait_for(|known| known.exit.is_some() || known.lost).await;
+        known.ok().and_then(|known| known.exit).ok_or(CellError::Lost)
+    }
+
+    /// Signals the command's process group.
+    pub async fn signal_group(&self, signal: i32) -> Result<(), CellError> {
+        self.say(Control::Signal { signal }).await
+    }
+
+    /// Kills the command and all that descends from it, also what made itself a session of its
+    /// own. When it returns `Ok`, none of them is left.
+    pub async fn kill_tree(&self) -> Result<(), CellError> {
+        let before = self.known.borrow().sweeps;
+        self.say(Control::Kill).await?;
+        let mut known = self.known.clone();
+        let known = known.wait_for(|known| known.sweeps > before || known.lost).await;
+        match known.is_ok_and(|known| known.sweeps > before) {
+            true => Ok(()),
+            false => Err(CellError::Lost),
+        }
+    }
+
+    async fn say(&self, control: Control) -> Result<(), CellError> {
+        self.channel.send(&control, &[]).await.map_err(CellError::of_cell)
+    }
+}
+
+async fn read(channel: Arc<Channel>, learn: watch::Sender<Known>) {
+    loop {
+        match channel.receive().await {
+            Ok((Report::Exited { code, signal, maxrss_bytes, cpu_us }, _)) => {
+                let exit = ExitOf { code, signal, maxrss_bytes, cpu_us };
+                learn.send_modify(|known| known.exit = Some(exit));
+            }
+            Ok((Report::Swept, _)) => learn.send_modify(|known| known.sweeps += 1),
+            Ok(_) => {}
+            Err(_) => {
+                learn.send_modify(|known| known.lost = true);
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The guard sweeps when both holders of the socket are gone.
+        self.reader.abort();
+    }
+}

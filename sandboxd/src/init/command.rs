@@ -1,0 +1,271 @@
+//! One command: its guard, which outlives it and answers for all that descends from it, and the
+//! process that confines itself and becomes the program.
+//!
+//! The guard is a child of PID 1 and the subreaper of the command: whoever is orphaned below it
+//! becomes its child. It holds the command's socket; when sandboxd closes that, it sweeps and
+//! ends. It has the capabilities of PID 1, reads nothing from the command, and cannot be traced
+//! by it (it is undumpable).
+
+use std::ffi::CString;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+
+use ipc::fd::MessageError;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+
+use super::confine::{Broken, Confinement};
+use super::tree::sweep;
+use crate::sys::descriptors::{place, placed};
+use crate::sys::process::{Ended, Reaped, child_events, default_signals, execute, fork, reap};
+use crate::cell::CALL_BYTES_MAX;
+use crate::zygote::memory;
+use crate::zygote::message::{Control, Failure, Program, Report};
+
+/// Longest report of a child that could not become its program.
+const FAILURE_BYTES_MAX: u64 = 4096;
+
+/// What the child becomes.
+pub enum Body {
+    Program(Box<Program>),
+    /// `tools::files::perform` on descriptor 3, the answer to descriptor 4.
+    Files,
+    /// Nothing: to show that it can be confined.
+    Rehearsal,
+}
+
+/// Runs in the guard; returns its exit status.
+pub fn guard(socket: &OwnedFd, body: Body, fds: Vec<OwnedFd>, confinement: &Confinement) -> i32 {
+    match supervise(socket, body, fds, confinement) {
+        Ok(()) => 0,
+        Err(broken) => {
+            let failure = failure(broken);
+            // Nobody to tell: sandboxd sees the end of the socket.
+            let _ = ipc::fd::send(socket, &Report::Failed(failure), &[]);
+            1
+        }
+    }
+}
+
+fn supervise(
+    socket: &OwnedFd,
+    body: Body,
+    fds: Vec<OwnedFd>,
+    confinement: &Confinement,
+) -> Result<(), Broken> {
+    let io = |e: rustix::io::Errno| Broken::at("guard")(e.into());
+    let events = child_events().map_err(Broken::at("guard"))?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io)?;
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io)?;
+    let main = fork(|| become_body(body, fds, writer, confinement)).map_err(Broken::at("fork"))?;
+    // `fds` and `writer` moved into the closure, which this process has dropped: the pipe ends
+    // when the child executes, and the command's output ends when the command's processes do.
+    let mut told = Vec::new();
+    let mut reader = std::fs::File::from(reader).take(FAILURE_BYTES_MAX);
+    reader.read_to_end(&mut told).map_err(Broken::at("guard"))?;
+    let report = match serde_json::from_slice::<Failure>(&told) {
+        Ok(failure) => Report::Failed(failure),
+        Err(_) => Report::Started,
+    };
+    if ipc::fd::send(socket, &report, &[]).is_err() || matches!(report, Report::Failed(_)) {
+        let _ = sweep(events.as_fd(), |_| {});
+        return Ok(());
+    }
+    watch(socket, events.as_fd(), main)
+}
+
+/// Serves the command's socket until sandboxd closes it.
+fn watch(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Result<(), Broken> {
+    loop {
+        collect(socket, main)?;
+        let mut ready = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::from_borrowed_fd(events, PollFlags::IN),
+        ];
+        match rustix::event::poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Broken::at("guard")(error.into())),
+        }
+        let asked = !ready[0].revents().is_empty();
+        // What SIGCHLD announced is found by `collect`; the announcement itself says nothing more.
+        drain(events);
+        if asked && !serve(socket, events, main)? {
+            return Ok(());
+        }
+    }
+}
+
+/// One message of sandboxd's; false: there will be none any more.
+fn serve(
+    socket: &OwnedFd,
+    events: std::os::fd::BorrowedFd<'_>,
+    main: Pid,
+) -> Result<bool, Broken> {
+    let swept = |main_too: bool| {
+        let outcome = sweep(events, |ended| {
+            if main_too && ended.pid == main {
+                let _ = ipc::fd::send(socket, &exited(&ended), &[]);
+            }
+        });
+        outcome.map_err(Broken::at("sweep"))
+    };
+    match ipc::fd::receive::<Control>(socket) {
+        Ok((Control::Signal { signal }, _)) => {
+            if let Some(signal) = Signal::from_named_raw(signal) {
+                // A group that has ended is no failure: its end is on its way to whoever asked.
+                let _ = rustix::process::kill_process_group(main, signal);
+            }
+            Ok(true)
+        }
+        Ok((Control::Kill, _)) => {
+            swept(true)?;
+            let _ = ipc::fd::send(socket, &Report::Swept, &[]);
+            Ok(true)
+        }
+        Err(MessageError::Socket(error)) if error.kind() == std::io::ErrorKind::Interrupted => {
+            Ok(true)
+        }
+        Err(_) => {
+            swept(false)?;
+            Ok(false)
+        }
+    }
+}
+
+fn drain(events: std::os::fd::BorrowedFd<'_>) {
+    let mut buffer = [0u8; 1024];
+    while rustix::io::read(events, &mut buffer).is_ok_and(|n| n > 0) {}
+}
+
+/// Reaps whatever has ended and reports the command's own end.
+fn collect(socket: &OwnedFd, main: Pid) -> Result<(), Broken> {
+    while let Reaped::Child(ended) = reap().map_err(Broken::at("guard"))? {
+        if ended.pid == main {
+            let _ = ipc::fd::send(socket, &exited(&ended), &[]);
+        }
+    }
+    Ok(())
+}
+
+fn exited(ended: &Ended) -> Report {
+    Report::Exited {
+        code: ended.code,
+        signal: ended.signal,
+        maxrss_bytes: ended.maxrss_bytes,
+        cpu_us: ended.cpu_us,
+    }
+}
+
+fn failure(broken: Broken) -> Failure {
+    Failure { step: broken.step.to_owned(), errno: broken.errno, text: broken.text }
+}
+
+/// The child: confines itself and becomes what it is to be. Returns only when there is no program
+/// to become, or when it failed and said so.
+fn become_body(body: Body, fds: Vec<OwnedFd>, writer: OwnedFd, confinement: &Confinement) -> i32 {
+    let mut way = Way::Open(writer);
+    match confined(body, fds, &mut way, confinement) {
+        Ok(status) => status,
+        Err(broken) => {
+            let text = serde_json::to_vec(&failure(broken)).unwrap_or_default();
+            let _ = match &way {
+                Way::Open(writer) => rustix::io::write(writer, &text),
+                Way::Placed(writer) => rustix::io::write(&**writer, &text),
+                Way::Closed => Ok(0),
+            };
+            NOT_BECOME
+        }
+    }
+}
+
+/// Exit status of a child that could not become its program; seen only where its report was lost.
+const NOT_BECOME: i32 = 125;
+
+/// The child's way to tell its guard of a failure.
+enum Way {
+    Open(OwnedFd),
+    /// Behind the command's own descriptors.
+    Placed(std::mem::ManuallyDrop<OwnedFd>),
+    Closed,
+}
+
+fn confined(
+    body: Body,
+    mut fds: Vec<OwnedFd>,
+    way: &mut Way,
+    confinement: &Confinement,
+) -> Result<i32, Broken> {
+    rustix::process::setsid().map_err(|e| Broken::at("session")(e.into()))?;
+    default_signals();
+    let (limits, cwd) = match &body {
+        Body::Program(program) => (program.limits, program.cwd.clone()),
+        Body::Files | Body::Rehearsal => (None, "/".to_owned()),
+    };
+    while fds.len() < 3 {
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty());
+        fds.push(null.map_err(|e| Broken::at("descriptors")(e.into()))?);
+    }
+    confinement.apply(limits, || {
+        rustix::process::chdir(&*cwd).map_err(|e| Broken::at("chdir")(e.into()))?;
+        if let Way::Open(writer) = std::mem::replace(way, Way::Closed) {
+            *way = Way::Placed(place(fds, writer).map_err(Broken::at("descriptors"))?);
+        }
+        Ok(())
+    })?;
+    if let Body::Program(program) = body {
+        return Err(run(&program));
+    }
+    // There is no exec that would close it, and the guard waits for its end.
+    if let Way::Placed(writer) = std::mem::replace(way, Way::Closed) {
+        drop(std::mem::ManuallyDrop::into_inner(writer));
+    }
+    Ok(if matches!(body, Body::Files) { files() } else { 0 })
+}
+
+/// Executes the program; a name without a slash is looked for in the command's own `PATH`, and
+/// the most telling error is returned, as execvp(3) has it.
+fn run(program: &Program) -> Broken {
+    let strings = |texts: &mut dyn Iterator<Item = String>| -> Option<Vec<CString>> {
+        texts.map(|text| CString::new(text).ok()).collect()
+    };
+    let env = &mut program.env.iter().map(|(name, value)| format!("{name}={value}"));
+    let (Some(argv), Some(env)) = (strings(&mut program.argv.iter().cloned()), strings(env)) else {
+        let text = "an argument or variable holds a zero byte".to_owned();
+        return Broken { step: "exec", errno: None, text };
+    };
+    let Some(name) = program.argv.first().filter(|name| !name.is_empty()) else {
+        return Broken { step: "exec", errno: Some(2), text: "no program is named".to_owned() };
+    };
+    let path = program.env.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_str());
+    let candidates: Vec<String> = if name.contains('/') {
+        vec![name.clone()]
+    } else {
+        let directories = path.unwrap_or("/usr/bin:/bin").split(':').filter(|d| !d.is_empty());
+        directories.map(|directory| format!("{directory}/{name}")).collect()
+    };
+    let mut errno = Errno::NOENT.raw_os_error();
+    for candidate in candidates {
+        let Ok(candidate) = CString::new(candidate) else { continue };
+        match Errno::from_io_error(&execute(&candidate, &argv, &env)) {
+            Some(Errno::NOENT | Errno::NOTDIR) | None => {}
+            Some(other) => errno = other.raw_os_error(),
+        }
+    }
+    let text = format!("{name}: {}", std::io::Error::from_raw_os_error(errno));
+    Broken { step: "exec", errno: Some(errno), text }
+}
+
+/// Exit status of a file call whose request or answer could not be passed.
+const NOT_PASSED: i32 = 2;
+
+/// A file call: the request is descriptor 3, the answer goes to descriptor 4.
+fn files() -> i32 {
+    let Ok(request) = memory::read(&*placed(3), CALL_BYTES_MAX) else { return NOT_PASSED };
+    let answer = crate::tools::files::perform(&request);
+    match memory::fill(&*placed(4), &answer) {
+        Ok(()) => 0,
+        Err(_) => NOT_PASSED,
+    }
+}

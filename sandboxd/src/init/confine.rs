@@ -1,0 +1,139 @@
+//! What is put on every command before its first instruction, in an order that cannot be turned
+//! round: each step takes away what an earlier one needed.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use crate::plan::{HOME, Limits, SandboxPlan};
+use crate::sys::landlock::{self, Domain, LandlockError, Rights};
+use crate::sys::seccomp::Filter;
+
+/// Prepared once for a cell, applied to each command.
+pub struct Confinement {
+    pub limits: Limits,
+    domain: Domain,
+    filter: Filter,
+}
+
+/// A step that failed, and why.
+#[derive(Debug)]
+pub struct Broken {
+    pub step: &'static str,
+    pub errno: Option<i32>,
+    pub text: String,
+}
+
+impl Broken {
+    pub fn at(step: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self { step, errno: super::root::errno_of(&error), text: error.to_string() }
+    }
+}
+
+impl Confinement {
+    /// Opens what the rules name, in the cell's own tree.
+    pub fn prepare(plan: &SandboxPlan, filter: Filter) -> Result<Self, LandlockError> {
+        let mut write: Vec<&Path> =
+            ["/tmp", "/dev/shm", HOME].into_iter().map(Path::new).collect();
+        let writable = plan.mounts.iter().filter(|mount| !mount.read_only);
+        let targets: Vec<PathBuf> = writable.map(|mount| mount.target.clone()).collect();
+        write.extend(targets.iter().map(PathBuf::as_path));
+        let rights = Rights {
+            read: vec![Path::new("/")],
+            write,
+            devices: vec![Path::new("/dev")],
+            update: vec![Path::new("/proc")],
+            signals: false,
+        };
+        let domain = landlock::domain(plan.landlock_floor, &rights)?;
+        Ok(Self { limits: plan.limits, domain, filter })
+    }
+
+    /// Confines the calling process. What must be done between the steps is done by `between`, when
+    /// no capability is left and system calls are not filtered yet.
+    pub fn apply(
+        &self,
+        limits: Option<Limits>,
+        between: impl FnOnce() -> Result<(), Broken>,
+    ) -> Result<(), Broken> {
+        // 1. Limits: raising one again needs a capability.
+        limit(&limits.unwrap_or(self.limits)).map_err(|e| Broken::at("limits")(e.into()))?;
+        // 2. The bounding set: dropping from it needs a capability.
+        empty_bounding_set().map_err(|e| Broken::at("bounding set")(e.into()))?;
+        // 3. No program gives more than its caller has; Landlock and seccomp ask for this.
+        rustix::thread::set_no_new_privs(true)
+            .map_err(|e| Broken::at("no-new-privileges")(e.into()))?;
+        // 4. Landlock.
+        let landlock = |error: LandlockError| Broken {
+            step: "landlock",
+            errno: None,
+            text: error.to_string(),
+        };
+        let domain = self.domain.again().map_err(Broken::at("landlock"))?;
+        domain.enter().map_err(landlock)?;
+        // 5. No capability at all, in any set.
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        rustix::thread::clear_ambient_capability_set()
+            .and_then(|()| rustix::thread::set_capabilities(None, none))
+            .map_err(|e| Broken::at("capabilities")(e.into()))?;
+        // 6. The caller's own.
+        between()?;
+        // 7. System calls.
+        self.filter.load().map_err(Broken::at("seccomp"))
+    }
+
+    pub fn filter(&self) -> &Filter {
+        &self.filter
+    }
+}
+
+fn empty_bounding_set() -> rustix::io::Result<()> {
+    for number in 0..64 {
+        match rustix::thread::remove_capability_from_bounding_set(
+            CapabilitySet::from_bits_retain(1 << number),
+        ) {
+            Ok(()) => {}
+            // The first number that this kernel does not know.
+            Err(rustix::io::Errno::INVAL) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn limit(limits: &Limits) -> rustix::io::Result<()> {
+    let values = [
+        // Counted for the cell's user namespace, so for the whole sandbox.
+        (Resource::Nproc, limits.processes),
+        // Private writable memory, for each process.
+        (Resource::Data, limits.memory_bytes),
+        (Resource::Fsize, limits.file_bytes),
+        (Resource::Nofile, limits.open_files),
+        // No memory of a command is written anywhere.
+        (Resource::Core, 0),
+        // Locked memory is the host's: what libraries that hold keys need, no more.
+        (Resource::Memlock, 8 << 20),
+        (Resource::Msgqueue, 819_200),
+        (Resource::Nice, 0),
+        (Resource::Rtprio, 0),
+    ];
+    for (resource, value) in values {
+        bound(resource, value)?;
+    }
+    match limits.cpu_seconds {
+        Some(seconds) => bound(Resource::Cpu, seconds),
+        None => Ok(()),
+    }
+}
+
+/// Lowers a limit. One that is lower already stays: raising needs a privilege on the host.
+fn bound(resource: Resource, value: u64) -> rustix::io::Result<()> {
+    let hard = rustix::process::getrlimit(resource).maximum;
+    let value = Some(hard.map_or(value, |hard| hard.min(value)));
+    setrlimit(resource, Rlimit { current: value, maximum: value })
+}

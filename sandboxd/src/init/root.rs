@@ -1,0 +1,398 @@
+//! The cell's file tree: a tmpfs that shows little of the host, most of it read-only.
+//!
+//! Sources are taken as detached mounts first, while the host's tree is still visible and the
+//! process still owns what sandboxd owns; then the new root is built over a directory of the old
+//! one, entered, and the old one dropped. Every mount is nosuid; all but devices nodev.
+
+use std::io::{Error, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+};
+
+use crate::plan::{HOME, Mount, SandboxPlan};
+use crate::sys::mount::{
+    Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes,
+};
+
+/// Directories of the root that hold programs; what is a symbolic link there is one here.
+const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// What is shown of the root's `/etc`. Nothing here may hold a secret or name the host's users:
+/// no package manager's or git's configuration (tokens), no `ssl/private`.
+const ETC: &[&str] = &[
+    // Which of several programs a name stands for.
+    "alternatives",
+    // The dynamic linker's cache and directories.
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    // Trust stores, Debian's and Red Hat's layout, without the directories of private keys.
+    "ca-certificates.conf",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "pki/ca-trust",
+    "pki/java",
+    "pki/tls/certs",
+    "pki/tls/cert.pem",
+    "pki/tls/openssl.cnf",
+    "crypto-policies",
+    // Numbers and names that programs look up.
+    "protocols",
+    "services",
+    "rpc",
+    "networks",
+    "ethertypes",
+    "mime.types",
+    "magic",
+    // The time zone and the distribution.
+    "localtime",
+    "timezone",
+    "os-release",
+    "debian_version",
+    "redhat-release",
+    "lsb-release",
+    // Terminals, keyboards, fonts.
+    "terminfo",
+    "inputrc",
+    "fonts",
+];
+/// Runtimes whose own directory carries a version: `java-17-openjdk`, `python3.11`, `perl`.
+const ETC_PREFIXES: &[&str] = &["java", "python", "perl"];
+
+/// Devices that every program may use; none reaches hardware.
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+const DEVICE_LINKS: &[(&str, &str)] = &[
+    ("dev/fd", "/proc/self/fd"),
+    ("dev/stdin", "/proc/self/fd/0"),
+    ("dev/stdout", "/proc/self/fd/1"),
+    ("dev/stderr", "/proc/self/fd/2"),
+    ("dev/ptmx", "pts/ptmx"),
+];
+/// What of `/proc` speaks of the host, or to it, whoever may open it.
+const PROC_HIDDEN: &[&str] = &["kcore", "keys", "sysrq-trigger", "timer_list", "latency_stats"];
+
+/// Directories that exist in every host and may be covered while the new root is built.
+const STAGES: &[&str] = &["/tmp", "/run", "/var"];
+/// The root holds directories, generated files and installed ones (a CA bundle twice or so).
+const ROOT_OPTIONS: &std::ffi::CStr = c"mode=0755,size=32m,nr_inodes=4096";
+/// Files in the private `/tmp`, `/dev/shm` and home directory, each: a large checkout of a project
+/// with its dependencies.
+const SCRATCH_INODES: u64 = 1_000_000;
+
+/// Something of the host, taken as a detached mount.
+#[derive(Debug)]
+pub struct Source {
+    tree: OwnedFd,
+    /// Below the new root, without the leading slash.
+    target: PathBuf,
+    directory: bool,
+}
+
+/// What of a root's system directories is a link.
+#[derive(Debug)]
+struct Link {
+    target: PathBuf,
+    text: PathBuf,
+}
+
+/// Everything the new root will show of the old one.
+#[derive(Debug)]
+pub struct Sources {
+    sources: Vec<Source>,
+    links: Vec<Link>,
+}
+
+/// Keeps mounts here from reaching the host's, and the host's later ones from reaching here.
+pub fn separate() -> Result<()> {
+    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    Ok(rustix::mount::mount_change("/", flags)?)
+}
+
+/// Takes what the plan shows of the host. `given` are mounts that the zygote took already.
+pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Sources> {
+    let mut taken = Sources { sources: Vec::new(), links: Vec::new() };
+    for name in SYSTEM {
+        taken.system(&plan.root, Path::new(name))?;
+    }
+    for name in etc_entries(&plan.root) {
+        taken.system(&plan.root, &Path::new("etc").join(name))?;
+    }
+    for device in DEVICES {
+        let path = Path::new("/dev").join(device);
+        let source = detach(&path, NO_SUID | NO_EXEC)?;
+        taken.sources.push(Source { tree: source, target: inside(&path), directory: false });
+    }
+    let mut given = given;
+    for mount in &plan.mounts {
+        let at = given.iter().position(|(target, _)| *target == mount.target);
+        let tree = match at {
+            Some(at) => given.swap_remove(at).1,
+            None => detach_checked(mount)?,
+        };
+        taken.sources.push(Source { tree, target: inside(&mount.target), directory: true });
+    }
+    Ok(taken)
+}
+
+/// The entries of [`ETC`] and [`ETC_PREFIXES`] that may exist.
+fn etc_entries(root: &Path) -> Vec<PathBuf> {
+    let mut entries: Vec<PathBuf> = ETC.iter().map(PathBuf::from).collect();
+    let Ok(listing) = std::fs::read_dir(root.join("etc")) else { return entries };
+    for entry in listing.flatten() {
+        let name = entry.file_name();
+        let named = |prefix: &&str| name.to_string_lossy().starts_with(*prefix);
+        if ETC_PREFIXES.iter().any(|prefix| named(prefix)) {
+            entries.push(name.into());
+        }
+    }
+    entries
+}
+
+impl Sources {
+    /// A directory, file or link of the root, shown at the same place; what is absent is absent.
+    fn system(&mut self, root: &Path, name: &Path) -> Result<()> {
+        let path = root.join(name);
+        let Ok(meta) = std::fs::symlink_metadata(&path) else { return Ok(()) };
+        if meta.is_symlink() {
+            let text = std::fs::read_link(&path)?;
+            self.links.push(Link { target: name.to_owned(), text });
+        } else if meta.is_dir() || meta.is_file() {
+            let tree = detach(&path, READ_ONLY | NO_SUID | NO_DEV)?;
+            let target = name.to_owned();
+            self.sources.push(Source { tree, target, directory: meta.is_dir() });
+        }
+        Ok(())
+    }
+}
+
+/// Takes one mount of a plan, after checking that it is still what the caller showed. The zygote
+/// does this where owners are mapped, which needs its privileges.
+pub fn detach_checked(mount: &Mount) -> Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(&mount.source, flags, Mode::empty())
+        .map_err(|e| named(&mount.source, e.into()))?;
+    let stat = rustix::fs::fstat(&directory)?;
+    if mount.identity.is_some_and(|identity| identity != (stat.st_dev, stat.st_ino)) {
+        let text = format!("{} is another directory than before", mount.source.display());
+        return Err(Error::other(text));
+    }
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(&directory, "", flags)
+        .map_err(|e| named(&mount.source, e.into()))?;
+    let read_only = if mount.read_only { READ_ONLY } else { 0 };
+    let set = NO_SUID | NO_DEV | read_only;
+    set_attributes(&tree, Attributes { set, recursive: true, ..Attributes::default() })
+        .map_err(|e| named(&mount.source, e))?;
+    Ok(tree)
+}
+
+/// Takes a path, with all mounts below it, as a detached mount with these attributes.
+pub fn detach(path: &Path, set: u64) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE;
+    let tree = rustix::mount::open_tree(CWD, path, flags).map_err(|e| named(path, e.into()))?;
+    set_attributes(&tree, Attributes { set, recursive: true, ..Attributes::default() })
+        .map_err(|e| named(path, e))?;
+    Ok(tree)
+}
+
+fn named(path: &Path, error: Error) -> Error {
+    Error::new(error.kind(), Named { path: path.to_owned(), error })
+}
+
+/// The kernel's error number, also where a path was added.
+pub fn errno_of(error: &Error) -> Option<i32> {
+    let inner = || error.get_ref()?.downcast_ref::<Named>()?.error.raw_os_error();
+    error.raw_os_error().or_else(inner)
+}
+
+/// An error of the kernel's and the path it was about.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {error}", path.display())]
+pub struct Named {
+    path: PathBuf,
+    pub error: Error,
+}
+
+fn inside(path: &Path) -> PathBuf {
+    path.strip_prefix("/").unwrap_or(path).to_owned()
+}
+
+/// Builds the new root, enters it, drops the old one. Returns the root's own file system,
+/// writable for whoever holds this descriptor and read-only for everybody else.
+pub fn build(plan: &SandboxPlan, sources: Sources) -> Result<OwnedFd> {
+    let stage = STAGES
+        .iter()
+        .find(|stage| Path::new(stage).is_dir())
+        .ok_or_else(|| Error::other("the host has neither /tmp nor /run nor /var"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("tmpfs", *stage, "tmpfs", flags, ROOT_OPTIONS)?;
+    rustix::process::chdir(*stage)?;
+    let private = rustix::mount::open_tree(
+        CWD,
+        ".",
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
+    )?;
+    populate(plan, &sources)?;
+    attach(sources)?;
+    filesystems(plan)?;
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")?;
+    Ok(private)
+}
+
+/// Directories, links and files of the root itself.
+fn populate(plan: &SandboxPlan, sources: &Sources) -> Result<()> {
+    for name in ["dev/pts", "dev/shm", "proc", "etc", "run", "tmp", "var/log", ".installed"] {
+        directory(Path::new(name))?;
+    }
+    directory(&inside(Path::new(HOME)))?;
+    symlink("../tmp", "var/tmp")?;
+    symlink("../run", "var/run")?;
+    symlink("/proc/self/mounts", "etc/mtab")?;
+    for (path, text) in DEVICE_LINKS {
+        symlink(text, path)?;
+    }
+    for source in &sources.sources {
+        // A target inside another mount is made there, if it can be, when its turn comes.
+        if sources.sources.iter().any(|other| below(&source.target, &other.target)) {
+            continue;
+        }
+        place_for(source)?;
+    }
+    for link in &sources.links {
+        directory(link.target.parent().unwrap_or(Path::new("")))?;
+        symlink(&link.text, &link.target)?;
+    }
+    for file in &plan.files {
+        let path = inside(&file.path);
+        directory(path.parent().unwrap_or(Path::new("")))?;
+        std::fs::write(&path, &file.text).map_err(|e| named(&path, e))?;
+    }
+    Ok(())
+}
+
+fn below(path: &Path, other: &Path) -> bool {
+    path != other && path.starts_with(other)
+}
+
+/// What a mount goes onto.
+fn place_for(source: &Source) -> Result<()> {
+    if source.directory {
+        return directory(&source.target);
+    }
+    directory(source.target.parent().unwrap_or(Path::new("")))?;
+    std::fs::write(&source.target, "").map_err(|e| named(&source.target, e))
+}
+
+fn directory(path: &Path) -> Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|e| named(path, e))
+}
+
+fn attach(sources: Sources) -> Result<()> {
+    for source in sources.sources {
+        let target = target_of(&source).map_err(|e| named(&source.target, e))?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        rustix::mount::move_mount(&source.tree, "", &target, "", flags)
+            .map_err(|e| named(&source.target, e.into()))?;
+    }
+    Ok(())
+}
+
+/// Opens what a mount goes onto, component by component and through no link: a workspace may hold
+/// links that commands of an earlier sandbox planted, and the host's tree is still in reach.
+/// A directory that is missing inside a mount is made.
+fn target_of(source: &Source) -> Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, mkdirat, openat};
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut at = openat(CWD, ".", flags | OFlags::DIRECTORY, Mode::empty())?;
+    let names: Vec<_> = source.target.iter().collect();
+    for (position, name) in names.iter().enumerate() {
+        let directory = source.directory || position + 1 < names.len();
+        let flags = if directory { flags | OFlags::DIRECTORY } else { flags };
+        at = match openat(&at, *name, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) if directory => {
+                mkdirat(&at, *name, Mode::from_raw_mode(0o755))?;
+                openat(&at, *name, flags, Mode::empty())?
+            }
+            other => other?,
+        };
+    }
+    Ok(at)
+}
+
+/// Attaches a detached mount at a path of the new root; the last component is not followed.
+pub fn mount_onto(tree: impl AsFd, target: &Path) -> Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    rustix::mount::move_mount(tree, "", CWD, target, flags).map_err(|e| named(target, e.into()))
+}
+
+/// The file systems that are the cell's own: scratch space, terminals, processes.
+fn filesystems(plan: &SandboxPlan) -> Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    let home = inside(Path::new(HOME));
+    for (target, mode) in [(Path::new("tmp"), "1777"), (Path::new("dev/shm"), "1777"), (&home, "700")]
+    {
+        let bytes = plan.limits.tmp_bytes;
+        let options = format!("mode={mode},size={bytes},nr_inodes={SCRATCH_INODES}");
+        let options = std::ffi::CString::new(options).map_err(Error::other)?;
+        rustix::mount::mount("tmpfs", target, "tmpfs", flags, options.as_c_str())
+            .map_err(|e| named(target, e.into()))?;
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    let options = c"newinstance,ptmxmode=0666,mode=0620";
+    rustix::mount::mount("devpts", "dev/pts", "devpts", flags, options)
+        .map_err(|e| named(Path::new("dev/pts"), e.into()))?;
+    let flags = flags | MountFlags::NODEV;
+    rustix::mount::mount("proc", "proc", "proc", flags, c"")
+        .map_err(|e| named(Path::new("proc"), e.into()))
+}
+
+/// After the root was entered: what of `/proc` is not for commands.
+pub fn close_proc() -> Result<()> {
+    for name in PROC_HIDDEN {
+        let target = Path::new("/proc").join(name);
+        if target.exists() {
+            let null = detach(Path::new("/dev/null"), READ_ONLY | NO_SUID | NO_EXEC)?;
+            mount_onto(null, &target)?;
+        }
+    }
+    let sys = detach(Path::new("/proc/sys"), READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
+    mount_onto(sys, Path::new("/proc/sys"))
+}
+
+/// Makes the root's own file system read-only for everybody who has no descriptor of `build`'s.
+pub fn seal() -> Result<()> {
+    let root = rustix::mount::open_tree(CWD, "/", OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    set_attributes(&root, Attributes { set: READ_ONLY, ..Attributes::default() })
+}
+
+/// Where owners are mapped: shows a mount's files as if `owner`, to whom they belong, were `uid`.
+pub fn map_owner(tree: &OwnedFd, namespace: &OwnedFd) -> Result<()> {
+    let mapping = Some(namespace.as_fd());
+    set_attributes(tree, Attributes { mapping, recursive: true, ..Attributes::default() })
+}
+
+/// The owner of a mount's root directory.
+pub fn owner(tree: &OwnedFd) -> Result<(u32, u32)> {
+    let stat = rustix::fs::fstat(tree)?;
+    Ok((stat.st_uid, stat.st_gid))
+}
+
+/// The mount that a path lies on.
+pub fn mount_of(path: &Path) -> Result<u64> {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let mask = StatxFlags::MNT_ID;
+    Ok(rustix::fs::statx(CWD, path, AtFlags::empty(), mask)?.stx_mnt_id)
+}

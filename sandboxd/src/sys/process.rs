@@ -1,0 +1,190 @@
+//! New processes: clone3(2) into new namespaces, fork(2), wait4(2), signal dispositions.
+//!
+//! Only the zygote and its descendants call these, and they have one thread each: so the child of
+//! a fork may use the whole standard library, locks and allocator included.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
+
+use rustix::process::Pid;
+
+/// Exit status of a child whose code panicked.
+const PANICKED: i32 = 101;
+
+/// Every kind of namespace a cell has of its own, made at once.
+const NAMESPACES: libc::c_int = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// linux/sched.h; the libc crate's constant is of too narrow a type.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Which namespaces a clone gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Namespaces {
+    /// Those of a cell: all.
+    All,
+    /// A user namespace alone, whose mapping is wanted for an idmapped mount.
+    User,
+}
+
+/// A child made by clone3.
+#[derive(Debug)]
+pub struct Cloned {
+    pub pid: Pid,
+    pub pidfd: OwnedFd,
+}
+
+/// Runs `body` in a child with namespaces of its own, in `cgroup` if given; what `body` returns is
+/// its exit status.
+pub fn clone_into(
+    namespaces: Namespaces,
+    cgroup: Option<BorrowedFd<'_>>,
+    body: impl FnOnce() -> i32,
+) -> std::io::Result<Cloned> {
+    let mut pidfd: libc::c_int = -1;
+    let spaces = match namespaces {
+        Namespaces::All => NAMESPACES,
+        Namespaces::User => libc::CLONE_NEWUSER,
+    };
+    // SAFETY: clone_args is plain integers, for which all bits zero means "not used".
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = u64::from((spaces | libc::CLONE_PIDFD).cast_unsigned());
+    args.pidfd = &raw mut pidfd as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: `args` is a valid clone_args of the size given, `pidfd` outlives the call, and no
+    // stack is given, so the child goes on with a copy of this one, as after fork. This process
+    // has one thread, so no lock is held by somebody who does not exist in the child.
+    let pid = unsafe {
+        libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>())
+    };
+    match pid {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 => end(body),
+        pid => {
+            let pid = Pid::from_raw(pid as i32).expect("clone3 returned a process id to its caller");
+            // SAFETY: the kernel stored a new descriptor here that nobody else knows.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Cloned { pid, pidfd })
+        }
+    }
+}
+
+/// Runs `body` in a child; what it returns is the exit status.
+pub fn fork(body: impl FnOnce() -> i32) -> std::io::Result<Pid> {
+    // SAFETY: this process has one thread, so the child may run any code.
+    match unsafe { libc::fork() } {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 => end(body),
+        pid => Ok(Pid::from_raw(pid).expect("fork returned a process id to its caller")),
+    }
+}
+
+/// Ends the child with what `body` returns. Neither a panic nor a destructor of the parent's
+/// objects gets past this point.
+fn end(body: impl FnOnce() -> i32) -> ! {
+    let status = std::panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(PANICKED);
+    // SAFETY: _exit has no preconditions; it runs no exit handlers of the parent's program.
+    unsafe { libc::_exit(status) }
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub pid: Pid,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub maxrss_bytes: u64,
+    pub cpu_us: u64,
+}
+
+/// What there is to reap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reaped {
+    Child(Ended),
+    /// Children live, none has ended.
+    NoneYet,
+    /// There is no child at all.
+    NoChildren,
+}
+
+/// Reaps one ended child, whichever it is, without waiting.
+pub fn reap() -> std::io::Result<Reaped> {
+    let mut status: libc::c_int = 0;
+    // SAFETY: rusage is plain integers; wait4 fills it.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live, properly sized values.
+    let pid = unsafe { libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage) };
+    if pid == -1 {
+        let error = std::io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::ECHILD) => Ok(Reaped::NoChildren),
+            _ => Err(error),
+        };
+    }
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(Reaped::NoneYet) };
+    let micros = |t: libc::timeval| t.tv_sec.cast_unsigned() * 1_000_000 + t.tv_usec.cast_unsigned();
+    Ok(Reaped::Child(Ended {
+        pid,
+        code: libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),
+        signal: libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)),
+        maxrss_bytes: usage.ru_maxrss.cast_unsigned() * 1024,
+        cpu_us: micros(usage.ru_utime) + micros(usage.ru_stime),
+    }))
+}
+
+/// Lets the kernel reap this process's children: nobody will ask how they ended.
+pub fn ignore_children() {
+    // SAFETY: SIG_IGN installs no code; the disposition of SIGCHLD belongs to this process.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Gives every signal its default disposition and blocks none: what a program expects to be
+/// started with (Rust's runtime ignores SIGPIPE, the zygote SIGCHLD).
+pub fn default_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL installs no code. SIGKILL, SIGSTOP and the C library's own two refuse,
+        // which changes nothing.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    block(&[]);
+}
+
+/// Blocks SIGCHLD and returns a descriptor that is readable when one is pending.
+pub fn child_events() -> std::io::Result<nix::sys::signalfd::SignalFd> {
+    use nix::sys::signal::{SigSet, Signal};
+    use nix::sys::signalfd::{SfdFlags, SignalFd};
+    // SAFETY: SIG_DFL installs no code. Without it an ignored SIGCHLD would reap by itself.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    block(&[Signal::SIGCHLD]);
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+fn block(signals: &[nix::sys::signal::Signal]) {
+    use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+    let mask: SigSet = signals.iter().copied().collect();
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)
+        .expect("a valid set and a valid `how` are never refused");
+}
+
+/// Executes `path`; returns only the error.
+pub fn execute(
+    path: &std::ffi::CStr,
+    argv: &[std::ffi::CString],
+    env: &[std::ffi::CString],
+) -> std::io::Error {
+    match nix::unistd::execve(path, argv, env) {
+        Ok(never) => match never {},
+        Err(errno) => errno.into(),
+    }
+}
