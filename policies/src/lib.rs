@@ -44,5 +44,5 @@ pub use host::{Host, HostError};
 pub use pattern::HostPattern;
 pub use policy::{Access, McpServer, Policy};
 pub use sandbox::{Mount, Packages, Root, SandboxTable};
-pub use set::PolicySet;
+pub use set::{HARNESS, PolicySet};
 pub use shipped::SHIPPED;

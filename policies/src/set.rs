@@ -10,6 +10,9 @@ use crate::policy::Policy;
 /// The name of the file that lists host groups; every other `NAME.toml` is an environment.
 pub const GROUPS_FILE: &str = "groups.toml";
 
+/// The environment of harnessd's own model calls; no sandbox is made in it.
+pub const HARNESS: &str = "harness";
+
 /// All environments of a directory. A set is whole: one bad file and there is none.
 #[derive(Debug, Default)]
 pub struct PolicySet {

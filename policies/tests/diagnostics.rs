@@ -79,7 +79,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ("[[egress.allow]]\nhosts = [\"a.*.example\"]", "2:10", "only in front"),
     ("[[egress.allow]]\nhosts = [\"*\"]", "2:10", "only in front"),
     ("[[egress.allow]]\nhosts = [\"@mirrors\"]", "2:10", "did you mean \"@mirror\"?"),
-    ("[[egress.allow]]\nhosts = [\"@x\"]", "2:10", "groups.toml"),
+    ("[[egress.allow]]\nhosts = [\"@x\"]", "2:10", "groups.toml has @mirror, @registries"),
     ("[[egress.allow]]\nhosts = [\"169.254.169.254\"]", "2:10", "never dialled"),
     ("[[egress.allow]]\nhosts = [\"0xa9fea9fe\"]", "2:10", "never dialled"),
     // The rest of a rule.
@@ -217,6 +217,20 @@ fn mistakes_in_credentials_are_shown_without_what_may_be_a_value() {
         assert!(!shown.iter().any(|text| text.contains("CANARY")), "{shown:#?}");
     }
     assert_eq!(found_in(&credential("")), []);
+}
+
+#[test]
+fn one_slip_is_one_finding() {
+    for (good, bad) in [
+        ("hosts = [\"a.example\"]\ncred", "host = [\"a.example\"]\ncred"),
+        ("secret = ", "secrt = "),
+        ("inject = ", "injekt = "),
+        ("credential = \"c\"", "credential = \"cc\""),
+    ] {
+        let found = found_in(&credential("").replacen(good, bad, 1));
+
+        assert_eq!(found.len(), 1, "{bad}: {found:#?}");
+    }
 }
 
 #[test]

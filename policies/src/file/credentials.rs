@@ -130,8 +130,7 @@ fn credential(
 
 fn secret(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<SecretRef> {
     if !section.has("secret") {
-        let message = format!("{} lacks \"secret\"", section.name);
-        reader.error_hint(&section.span, message, "secret = \"local:NAME\"");
+        section.lacks(reader, "secret", "secret = \"local:NAME\"");
         return None;
     }
     let text = section.string(reader, "secret")?;
@@ -164,8 +163,7 @@ fn secret(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<SecretRef> {
 fn inject(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<Inject> {
     let example = "inject = { bearer = true }";
     if !section.has("inject") {
-        let message = format!("{} lacks \"inject\"", section.name);
-        reader.error_hint(&section.span, message, example);
+        section.lacks(reader, "inject", example);
         return None;
     }
     let table = section.section(reader, "inject")?;
@@ -205,7 +203,7 @@ fn basic(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {
     } else {
         let inner = table.section(reader, "basic")?;
         inner.check_keys(reader, BASIC);
-        required(reader, &inner, "user")?
+        required(reader, &inner, "user", "basic = { user = \"x-access-token\" }")?
     };
     // RFC 7617 section 2: the first colon ends the user.
     if user.value.contains(|c: char| c == ':' || c.is_control()) {
@@ -222,7 +220,7 @@ fn header(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {
         let inner = table.section(reader, "header")?;
         inner.check_keys(reader, HEADER);
         let template = inner.string(reader, "template");
-        (required(reader, &inner, "name")?, template)
+        (required(reader, &inner, "name", "header = { name = \"x-api-key\" }")?, template)
     };
     // RFC 9110 section 5.6.2, token.
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
@@ -279,9 +277,14 @@ fn placeholder(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {
     (!places.is_empty()).then_some(Inject::Placeholder { places })
 }
 
-fn required(reader: &mut Reader<'_>, section: &Section<'_>, key: &str) -> Option<Spanned<String>> {
+fn required(
+    reader: &mut Reader<'_>,
+    section: &Section<'_>,
+    key: &str,
+    example: &str,
+) -> Option<Spanned<String>> {
     if !section.has(key) {
-        reader.error(&section.span, format!("{} lacks \"{key}\"", section.name));
+        section.lacks(reader, key, example);
     }
     section.string(reader, key)
 }

@@ -234,7 +234,7 @@ fn server(reader: &mut Reader<'_>, name: &str, section: &Section<'_>) -> Option<
     let credential = section.string(reader, "credential");
     let addresses = addresses(reader, section);
     if !section.has("url") {
-        reader.error(&section.span, format!("{} lacks \"url\"", section.name));
+        section.lacks(reader, "url", "url = \"https://mcp.example.com/mcp\"");
     }
     let url = section.string(reader, "url")?;
     match split_url(&url.value) {

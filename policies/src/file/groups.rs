@@ -82,8 +82,7 @@ impl Groups {
         section: &Section<'_>,
     ) -> Vec<Spanned<HostPattern>> {
         if !section.has("hosts") {
-            let message = format!("{} lacks \"hosts\"", section.name);
-            reader.error_hint(&section.span, message, "hosts = [\"api.example.com\"]");
+            section.lacks(reader, "hosts", "hosts = [\"api.example.com\"]");
             return Vec::new();
         }
         let Some(texts) = section.strings(reader, "hosts") else { return Vec::new() };
@@ -111,7 +110,8 @@ impl Groups {
         let known: Vec<&str> = self.groups.keys().map(String::as_str).collect();
         let hint = match nearest(group, &known) {
             Some(near) => format!("did you mean \"@{near}\"?"),
-            None => "groups are listed in groups.toml, beside the policies".to_owned(),
+            None if known.is_empty() => "groups.toml, beside the policies, lists none".to_owned(),
+            None => format!("groups.toml has @{}", known.join(", @")),
         };
         reader.error_hint(span, format!("unknown group \"@{group}\""), hint);
         &[]

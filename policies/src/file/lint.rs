@@ -36,7 +36,9 @@ pub(crate) fn check(
             check_plaintext(reader, name, named, server.server.scheme == Scheme::Http);
         }
     }
-    for (name, named) in credentials.iter().filter(|(name, _)| !used.contains(name)) {
+    // A name that is not defined is a misspelt one; what it was meant for is not unused.
+    let misspelt = used.iter().any(|name| credentials.get(name).is_none());
+    for (name, named) in credentials.iter().filter(|(name, _)| !misspelt && !used.contains(name)) {
         let message = format!("credential \"{name}\" is used by no rule");
         let hint = format!("a rule uses it with credential = \"{name}\"");
         reader.warn(&named.span, message, hint);

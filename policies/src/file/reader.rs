@@ -23,6 +23,8 @@ pub(crate) struct Reader<'t> {
     file: &'t str,
     text: &'t str,
     found: Vec<Diagnostic>,
+    /// Unknown keys reported so far: the section's name, the key.
+    unknown: Vec<(String, String)>,
 }
 
 /// One table of the file, with the dotted name it has there.
@@ -35,7 +37,7 @@ pub(crate) struct Section<'t> {
 
 impl<'t> Reader<'t> {
     pub fn new(file: &'t str, text: &'t str) -> Self {
-        Self { file, text, found: Vec::new() }
+        Self { file, text, found: Vec::new(), unknown: Vec::new() }
     }
 
     pub fn error(&mut self, span: &Span, message: impl Into<String>) {
@@ -109,11 +111,23 @@ impl<'t> Section<'t> {
                 None => format!("known here: {}", allowed.join(", ")),
             };
             reader.error_hint(&span, message, hint);
+            reader.unknown.push((self.name.clone(), key.to_owned()));
         }
     }
 
     pub fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
+    }
+
+    /// Notes that a required key is absent, unless it is there misspelt and was reported as that.
+    pub fn lacks(&self, reader: &mut Reader<'_>, key: &str, hint: &str) {
+        let misspelt = reader
+            .unknown
+            .iter()
+            .any(|(name, written)| *name == self.name && nearest(written, &[key]).is_some());
+        if !misspelt {
+            reader.error_hint(&self.span, format!("{} lacks \"{key}\"", self.name), hint);
+        }
     }
 
     pub fn is_string(&self, key: &str) -> bool {

@@ -147,7 +147,7 @@ fn place(
     reserved: &[&str],
 ) -> Option<String> {
     if !section.has(key) {
-        reader.error(&section.span, format!("{} lacks \"{key}\"", section.name));
+        section.lacks(reader, key, "{ source = \"/srv/models\", target = \"/models\" }");
     }
     let text = section.string(reader, key)?;
     let path = text.value.trim_end_matches('/');
