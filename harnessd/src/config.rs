@@ -1,1 +1,249 @@
-//! Under way.
+//! `harnessd.toml` and the command line, as values that need no further checks.
+//!
+//! Every key is optional and in kebab-case; an unknown one is an error. The file must not be
+//! writable by others, and holds no secret.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+use http::Uri;
+use ipc::layout::Layout;
+use serde::Deserialize;
+
+/// Tokens an answer may have where the configuration does not say.
+const MAX_TOKENS: u32 = 8192;
+
+/// Why harnessd cannot be configured so.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error(
+        "{path} can be written by others (mode {mode:03o})\nmake it writable by its owner only"
+    )]
+    Writable { path: PathBuf, mode: u32 },
+    #[error("{path}: {source}")]
+    Malformed { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("{path}: model {name:?}: {why}")]
+    Model { path: PathBuf, name: String, why: String },
+}
+
+/// What harnessd needs to know to start.
+#[derive(Debug)]
+pub struct Config {
+    pub layout: Layout,
+    /// Level of the log on standard error: `error`, `warn`, `info`, `debug`, `trace`.
+    pub log: String,
+    /// Policy of API environments that name none.
+    pub default_environment: String,
+    /// By the names agents use; `*` stands for all others.
+    pub models: BTreeMap<String, ModelConfig>,
+    /// Hashed keys of the loopback port.
+    pub keys_file: Option<PathBuf>,
+    /// A listening TCP socket on a loopback address, passed by the starter.
+    pub loopback: Option<RawFd>,
+}
+
+/// One row of the table of models.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub provider: Provider,
+    /// The provider's name of the model; none: the name the agent uses.
+    pub model: Option<String>,
+    pub max_tokens: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Provider {
+    /// A server of the Messages API; the address ends with `/v1/messages`.
+    Messages { endpoint: Uri, temperature: Option<f64> },
+    /// A file that says what the model says.
+    Scripted { script: PathBuf },
+}
+
+/// What the command line may say; each goes before the file.
+#[derive(Debug, Default)]
+pub struct Overrides {
+    pub config: Option<PathBuf>,
+    pub runtime_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
+    pub policies_dir: Option<PathBuf>,
+    pub log: Option<String>,
+    pub loopback_fd: Option<RawFd>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RawConfig {
+    runtime_dir: Option<PathBuf>,
+    state_dir: Option<PathBuf>,
+    policies_dir: Option<PathBuf>,
+    log: Option<String>,
+    default_environment: Option<String>,
+    keys_file: Option<PathBuf>,
+    #[serde(default)]
+    models: BTreeMap<String, RawModel>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RawModel {
+    provider: String,
+    url: Option<String>,
+    model: Option<String>,
+    max_tokens: Option<u32>,
+    temperature: Option<f64>,
+    script: Option<PathBuf>,
+}
+
+impl Config {
+    /// Reads the file and puts the command line over it. Without a file named, the one of the
+    /// system is read if it is there.
+    pub fn load(overrides: Overrides) -> Result<Self, ConfigError> {
+        let system = Layout::system();
+        let path = overrides.config.clone().unwrap_or_else(|| system.config.join("harnessd.toml"));
+        let raw = match read(&path) {
+            Err(ConfigError::Read { source, .. })
+                if overrides.config.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
+            {
+                RawConfig::default()
+            }
+            Err(error) => return Err(error),
+            Ok(text) => toml::from_str(&text).map_err(|source| ConfigError::Malformed {
+                path: path.clone(),
+                source: Box::new(source),
+            })?,
+        };
+        let mut models = BTreeMap::new();
+        for (name, model) in raw.models {
+            let model = model.check().map_err(|why| ConfigError::Model {
+                path: path.clone(),
+                name: name.clone(),
+                why,
+            })?;
+            models.insert(name, model);
+        }
+        let first = |a: Option<PathBuf>, b: Option<PathBuf>, c: PathBuf| a.or(b).unwrap_or(c);
+        let layout = Layout {
+            runtime: first(overrides.runtime_dir, raw.runtime_dir, system.runtime),
+            state: first(overrides.state_dir, raw.state_dir, system.state),
+            policies: first(overrides.policies_dir, raw.policies_dir, system.policies),
+            config: system.config,
+        };
+        Ok(Self {
+            layout,
+            log: overrides.log.or(raw.log).unwrap_or_else(|| "info".to_owned()),
+            default_environment: raw.default_environment.unwrap_or_else(|| "dev".to_owned()),
+            models: if models.is_empty() { default_models() } else { models },
+            keys_file: raw.keys_file,
+            loopback: overrides.loopback_fd,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    use std::os::unix::fs::PermissionsExt;
+    let fail = |source| ConfigError::Read { path: path.to_owned(), source };
+    let mode = std::fs::metadata(path).map_err(fail)?.permissions().mode();
+    if mode & 0o022 != 0 {
+        return Err(ConfigError::Writable { path: path.to_owned(), mode: mode & 0o777 });
+    }
+    std::fs::read_to_string(path).map_err(fail)
+}
+
+/// Without a table every model is asked for at the API's own address.
+fn default_models() -> BTreeMap<String, ModelConfig> {
+    let endpoint = Uri::from_static("https://api.anthropic.com/v1/messages");
+    let provider = Provider::Messages { endpoint, temperature: None };
+    let model = ModelConfig { provider, model: None, max_tokens: MAX_TOKENS };
+    BTreeMap::from([("*".to_owned(), model)])
+}
+
+impl RawModel {
+    fn check(self) -> Result<ModelConfig, String> {
+        let max_tokens = self.max_tokens.unwrap_or(MAX_TOKENS);
+        if max_tokens == 0 {
+            return Err("max-tokens must be at least 1".to_owned());
+        }
+        let provider = match (self.provider.as_str(), self.url, self.script) {
+            ("messages", Some(url), None) => {
+                Provider::Messages { endpoint: endpoint(&url)?, temperature: self.temperature }
+            }
+            ("messages", None, _) => return Err("provider \"messages\" needs a url".to_owned()),
+            ("messages", _, Some(_)) => return Err("only \"scripted\" has a script".to_owned()),
+            ("scripted", None, Some(script)) => Provider::Scripted { script },
+            ("scripted", _, None) => return Err("provider \"scripted\" needs a script".to_owned()),
+            ("scripted", Some(_), _) => return Err("\"scripted\" has no url".to_owned()),
+            (other, ..) => {
+                let known = "messages, scripted";
+                return Err(format!("unknown provider {other:?}: there are {known}"));
+            }
+        };
+        Ok(ModelConfig { provider, model: self.model, max_tokens })
+    }
+}
+
+fn endpoint(url: &str) -> Result<Uri, String> {
+    let url = url.trim_end_matches('/');
+    let url = url.strip_suffix("/v1").unwrap_or(url);
+    let text = match url.ends_with("/v1/messages") {
+        true => url.to_owned(),
+        false => format!("{url}/v1/messages"),
+    };
+    let uri: Uri = text.parse().map_err(|e| format!("url {url:?}: {e}"))?;
+    let named = uri.authority().is_some_and(|a| !a.as_str().contains('@'));
+    match uri.scheme_str() {
+        Some("https" | "http") if named && uri.query().is_none() => Ok(uri),
+        _ => Err(format!("url {url:?} must be https://HOST[:PORT][/PATH], without a query")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Config, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("harnessd.toml");
+        std::fs::write(&path, text).unwrap();
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, permissions).unwrap();
+        let overrides = Overrides { config: Some(path), ..Overrides::default() };
+        Config::load(overrides).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn endpoints_take_every_usual_form_of_address() {
+        for url in ["https://h", "https://h/", "https://h/v1", "https://h/v1/messages"] {
+            let uri = endpoint(url).unwrap();
+            assert_eq!(uri.to_string(), "https://h/v1/messages", "{url}");
+        }
+        assert_eq!(endpoint("http://h:1/a").unwrap().to_string(), "http://h:1/a/v1/messages");
+        for bad in ["h", "ftp://h", "https://", "https://u:p@h", "https://h/?x=1"] {
+            assert!(endpoint(bad).is_err(), "{bad} was accepted");
+        }
+    }
+
+    #[test]
+    fn a_table_of_models_is_read_and_its_mistakes_are_named() {
+        let good = load(
+            "default-environment = \"demo\"\n[models.\"*\"]\nprovider = \"scripted\"\n\
+             script = \"/s.json\"\n",
+        )
+        .unwrap();
+        assert_eq!(good.default_environment, "demo");
+        assert!(matches!(good.models["*"].provider, Provider::Scripted { .. }));
+
+        let cases = [
+            ("modles = 1\n", "unknown field `modles`"),
+            ("[models.a]\nprovider = \"x\"\n", "unknown provider \"x\""),
+            ("[models.a]\nprovider = \"messages\"\n", "needs a url"),
+            ("[models.a]\nprovider = \"scripted\"\n", "needs a script"),
+        ];
+        for (text, expected) in cases {
+            let error = load(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -4,79 +4,86 @@
 //! (kernel lock and fencing number), and takes up what another process left behind. It carries
 //! previews of answers to live subscribers; those are never stored.
 
-use std::sync::Arc;
+mod live;
 
-use ipc::fault::Fault;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipc::fault::{Code, Fault};
+use ipc::http::Client;
 use ipc::id::SessionId;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use crate::log::event::{Event, NewEvent};
+use crate::hands::{Hand, Scrub};
 use crate::log::objects::NewObject;
-use crate::log::{Log, LogError, Tombstone};
+use crate::log::{Body, Event, Guard, Log, LogError, NewEvent, Ownership, Status, Tombstone};
+use crate::model::Models;
+use crate::wake::{WakeError, wake};
 
-/// What a live subscriber gets.
-#[derive(Clone, Debug)]
-pub enum Live {
-    Event(Event),
-    /// A piece of an answer that is still being made.
-    Preview(Preview),
-    /// The session was deleted; nothing follows.
-    Deleted,
-}
+pub use live::{Live, LiveStream, Part, Preview};
 
-/// Part of an event that will be appended under the same id, or never.
-#[derive(Clone, Debug)]
-pub struct Preview {
-    /// Id of the [`crate::log::event::Body::AgentMessage`] or `AgentThinking` to come.
-    pub event: String,
-    pub part: Part,
-    /// The log's last event when this was made: those up to it come first.
-    pub(crate) after: u64,
-}
+/// How often sessions are looked for that a process left behind when it died.
+const SWEEP_PERIOD: Duration = Duration::from_secs(2);
+/// How often a session is tried that another process owns.
+const OWNED_PERIOD: Duration = Duration::from_millis(100);
+/// How long the end of a session waits for a loop that has just gone idle to let go.
+const LET_GO_MAX: Duration = Duration::from_secs(2);
 
-#[derive(Clone, Debug)]
-pub enum Part {
-    MessageStarted,
-    ThinkingStarted,
-    /// Text of content block `index` of that event.
-    Text {
-        index: usize,
-        text: String,
-    },
-    /// The answer will not come; a new request may follow.
-    Dropped,
+/// What a run needs beside its session.
+pub(crate) struct Parts {
+    pub log: Log,
+    pub models: Models,
+    pub hand: Box<dyn Hand>,
+    pub scrub: Scrub,
+    pub proxyd: Client,
+    pub previews: live::Previews,
+    pub stop: CancellationToken,
 }
 
 /// The engine of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
-    inner: Arc<Inner>,
+    parts: Arc<Parts>,
+    runs: Arc<Runs>,
 }
 
-struct Inner {}
-
-/// A live view of one session, from the moment it was made.
-pub struct LiveStream {}
-
-impl LiveStream {
-    /// The next thing; cancel-safe. `None` when the daemon stops.
-    pub async fn next(&mut self) -> Option<Result<Live, LogError>> {
-        todo!()
-    }
+#[derive(Default)]
+struct Runs {
+    /// Sessions with a task; true: look again before it ends.
+    table: Mutex<HashMap<SessionId, bool>>,
+    tasks: TaskTracker,
 }
 
 impl Engine {
+    /// `stop` ends all runs; their sessions go on with whoever starts next.
+    pub fn new(
+        log: Log,
+        models: Models,
+        hand: Box<dyn Hand>,
+        proxyd: Client,
+        stop: CancellationToken,
+    ) -> Self {
+        let scrub = Scrub::new(proxyd.clone());
+        let previews = live::Previews::default();
+        let parts = Parts { log, models, hand, scrub, proxyd, previews, stop };
+        Self { parts: Arc::new(parts), runs: Arc::default() }
+    }
+
     pub fn log(&self) -> &Log {
-        todo!()
+        &self.parts.log
     }
 
     /// Names of the configured models.
     pub fn models(&self) -> Vec<String> {
-        todo!()
+        self.parts.models.names()
     }
 
     /// Whether the table of models has (or its `*` covers) this name.
     pub fn knows_model(&self, name: &str) -> bool {
-        todo!()
+        self.parts.models.find(name).is_some()
     }
 
     /// Creates a session; its first event must be `SessionCreated`. Wakes it when there is more.
@@ -86,7 +93,12 @@ impl Engine {
         object: NewObject,
         events: Vec<NewEvent>,
     ) -> Result<Vec<Event>, LogError> {
-        todo!()
+        let wanted = events.iter().any(|event| event.body.calls_for_the_loop());
+        let appended = self.parts.log.create_session(session, object, events).await?;
+        if wanted {
+            self.poke(session);
+        }
+        Ok(appended)
     }
 
     /// Appends client events and wakes the session.
@@ -95,21 +107,157 @@ impl Engine {
         session: &SessionId,
         events: Vec<NewEvent>,
     ) -> Result<Vec<Event>, LogError> {
-        todo!()
+        let wanted = events.iter().any(|event| event.body.calls_for_the_loop());
+        let appended = self.parts.log.append(session, Guard::default(), events).await?;
+        if wanted {
+            self.poke(session);
+        }
+        Ok(appended)
     }
 
     /// Follows a session from now on, with previews.
     pub async fn subscribe(&self, session: &SessionId) -> Result<LiveStream, LogError> {
-        todo!()
+        LiveStream::open(&self.parts, session).await
     }
 
     /// Ends a session for good: appends `StatusTerminated`. Refused while it runs.
     pub async fn archive(&self, session: &SessionId) -> Result<(), Fault> {
-        todo!()
+        let Some(ownership) = self.take_idle(session).await? else { return Ok(()) };
+        let chain = self.parts.log.chain(session).await?;
+        let guard = Guard { fence: Some(ownership.fence), last: Some(chain.events), settles: true };
+        let end = vec![Body::StatusTerminated {}.into()];
+        self.parts.log.append(session, guard, end).await?;
+        Ok(())
     }
 
     /// Removes a session, its sandboxes and its workspace. Refused while it runs.
     pub async fn delete(&self, session: &SessionId, by: &str) -> Result<Tombstone, Fault> {
-        todo!()
+        let _ownership = self.take_quiet(session).await?;
+        let events = self.parts.log.all(session).await?;
+        if events.iter().any(|event| matches!(event.body, Body::ToolStarted { .. })) {
+            self.parts.hand.forget(session).await?;
+        }
+        Ok(self.parts.log.delete(session, by).await?)
+    }
+
+    /// Wakes what was not idle when its process ended, now and from time to time, until the stop.
+    pub async fn sweep(&self) {
+        loop {
+            match self.parts.log.unsettled().await {
+                Ok(sessions) => sessions.iter().for_each(|session| self.poke(session)),
+                Err(error) => tracing::error!(%error, "cannot look for sessions to wake"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(SWEEP_PERIOD) => {}
+                () = self.parts.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Waits until every run has seen the stop.
+    pub async fn drained(&self) {
+        self.runs.tasks.close();
+        self.runs.tasks.wait().await;
+    }
+
+    /// Sees to it that a task looks at the session after this moment.
+    fn poke(&self, session: &SessionId) {
+        let mut table = self.runs.lock();
+        if let Some(again) = table.get_mut(session) {
+            *again = true;
+            return;
+        }
+        table.insert(session.clone(), false);
+        drop(table);
+        let (engine, session) = (self.clone(), session.clone());
+        self.runs.tasks.spawn(async move {
+            loop {
+                engine.run(&session).await;
+                if !engine.runs.again(&session) {
+                    break;
+                }
+            }
+        });
+    }
+
+    async fn run(&self, session: &SessionId) {
+        let outcome = match self.take(session).await {
+            Ok(Some(ownership)) => wake(Arc::clone(&self.parts), ownership).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(()) | Err(WakeError::Stopped) => {}
+            // Deleted between the poke and now.
+            Err(WakeError::Log(LogError::NoSession(_))) => {}
+            Err(WakeError::Log(error @ LogError::Fenced { .. })) => {
+                tracing::warn!(%session, %error, "session taken over by another process");
+            }
+            Err(WakeError::Log(error)) => {
+                tracing::error!(%session, %error, "session cannot go on");
+            }
+        }
+    }
+
+    /// Takes the session, waiting for another owner as long as there is something to do.
+    async fn take(&self, session: &SessionId) -> Result<Option<Ownership>, WakeError> {
+        loop {
+            if !self.parts.log.chain(session).await?.unsettled {
+                return Ok(None);
+            }
+            if let Some(ownership) = self.parts.log.acquire(session).await? {
+                return Ok(Some(ownership));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(OWNED_PERIOD) => {}
+                () = self.parts.stop.cancelled() => return Err(WakeError::Stopped),
+            }
+        }
+    }
+
+    /// Takes a session that is to end; `None` when it has ended already.
+    async fn take_idle(&self, session: &SessionId) -> Result<Option<Ownership>, Fault> {
+        if self.parts.log.chain(session).await?.status == Status::Terminated {
+            return Ok(None);
+        }
+        Ok(Some(self.take_quiet(session).await?))
+    }
+
+    /// Takes a session that does not run, or says that it does.
+    async fn take_quiet(&self, session: &SessionId) -> Result<Ownership, Fault> {
+        let deadline = Instant::now() + LET_GO_MAX;
+        loop {
+            let chain = self.parts.log.chain(session).await?;
+            let quiet = matches!(chain.status, Status::Idle | Status::Terminated);
+            if quiet && let Some(ownership) = self.parts.log.acquire(session).await? {
+                return Ok(ownership);
+            }
+            if !quiet || Instant::now() > deadline {
+                let text = format!("session {session} is running");
+                return Err(Fault::new(Code::Conflict, text).with_hint("interrupt it first"));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Runs {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, bool>> {
+        self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether the task must look again; if not, it is taken off the table in the same moment.
+    fn again(&self, session: &SessionId) -> bool {
+        let mut table = self.lock();
+        match table.get_mut(session) {
+            Some(again) if *again => {
+                *again = false;
+                true
+            }
+            _ => {
+                table.remove(session);
+                false
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use ipc::id::SessionId;
 use ipc::session::LogEvent;
 use rusqlite::{Connection, params};
 
-use super::event::{Body, Event, NewEvent, Status};
+use super::event::{Event, NewEvent, Status};
 use super::objects::{self, NewObject};
 use super::{Chain, Guard, Log, LogError, Tombstone, chain, now, read};
 
@@ -71,7 +71,7 @@ fn append(
         if let Some(status) = event.body.status() {
             chain.status = status;
         }
-        chain.unsettled |= calls_for_the_loop(&event.body);
+        chain.unsettled |= event.body.calls_for_the_loop();
         appended.push(insert(connection, &mut chain, event, &time)?);
     }
     if guard.settles {
@@ -100,12 +100,6 @@ fn check(chain: &Chain, guard: Guard) -> Result<(), LogError> {
         return Err(LogError::Conflict(format!("session {} is archived", chain.session)));
     }
     Ok(())
-}
-
-fn calls_for_the_loop(body: &Body) -> bool {
-    body.needs_processing()
-        || matches!(body, Body::UserCustomToolResult { .. })
-        || matches!(body.status(), Some(Status::Running | Status::Rescheduling))
 }
 
 fn insert(

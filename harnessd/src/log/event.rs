@@ -373,6 +373,13 @@ impl Body {
         )
     }
 
+    /// Whether the loop has something to do once this event is in the log.
+    pub fn calls_for_the_loop(&self) -> bool {
+        self.needs_processing()
+            || matches!(self, Self::UserCustomToolResult { .. })
+            || matches!(self.status(), Some(Status::Running | Status::Rescheduling))
+    }
+
     /// The session's status after this event, where it changes it.
     pub fn status(&self) -> Option<Status> {
         match self {

@@ -1,0 +1,184 @@
+//! The way out: harnessd has no network, so it asks proxyd for the model's server.
+//!
+//! One lease for all model calls, held as long as this process lives and opened again when proxyd
+//! was restarted. A request goes over `proxyd-egress.sock` in absolute form with the lease's token;
+//! proxyd judges it by the policy of the environment, adds the key and does the TLS.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, Uri, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use ipc::fault::{Code, Fault};
+use ipc::fd::Channel;
+use ipc::id::LeaseId;
+use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, VERSION};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::log::{ErrorKind, Failure};
+
+/// proxyd answers a lease request from memory and its vault child; more is a hang.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Until the head of an answer: a local model may read a long prompt before its first byte.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// harnessd's right to use proxyd, taken up when it is first needed.
+pub struct Egress {
+    lease_socket: PathBuf,
+    egress_socket: PathBuf,
+    environment: String,
+    lease: LeaseId,
+    held: Mutex<Option<Held>>,
+}
+
+struct Held {
+    token: String,
+    alive: Arc<AtomicBool>,
+    /// Holds the connection, which is the lease; ending it gives the lease back.
+    _watch: AbortOnDropHandle<()>,
+}
+
+impl Egress {
+    /// `environment` names the policy file for model calls.
+    pub fn new(lease_socket: PathBuf, egress_socket: PathBuf, environment: &str) -> Self {
+        Self {
+            lease_socket,
+            egress_socket,
+            environment: environment.to_owned(),
+            lease: LeaseId::random(),
+            held: Mutex::new(None),
+        }
+    }
+
+    /// Posts `body` to `url` and returns the answer's head, its body still streaming.
+    pub async fn post(
+        &self,
+        url: &Uri,
+        headers: &[(&'static str, &str)],
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Failure> {
+        let response = self.post_once(url, headers, body.clone()).await?;
+        if response.status() != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+            return Ok(response);
+        }
+        // The token is of a proxyd that is gone, and we have not noticed yet.
+        *self.held.lock().await = None;
+        self.post_once(url, headers, body).await
+    }
+
+    async fn post_once(
+        &self,
+        url: &Uri,
+        headers: &[(&'static str, &str)],
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Failure> {
+        let token = self.token().await.map_err(|fault| failure(&fault))?;
+        let stream = UnixStream::connect(&self.egress_socket)
+            .await
+            .map_err(|e| unreachable(&format!("cannot connect to proxyd: {e}")))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| unreachable(&format!("cannot speak to proxyd: {e}")))?;
+        // It ends with the request's last part; its error reaches the request.
+        tokio::spawn(connection);
+        let authority = url.authority().map_or("", |a| a.as_str());
+        let mut request = Request::post(url.clone())
+            .header(header::HOST, authority)
+            .header(header::PROXY_AUTHORIZATION, format!("Bearer {token}"))
+            .header(header::USER_AGENT, concat!("cleanhands/", env!("CARGO_PKG_VERSION")));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request
+            .body(Full::new(body))
+            .map_err(|e| unreachable(&format!("cannot build the request: {e}")))?;
+        match tokio::time::timeout(HEAD_TIMEOUT, sender.send_request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(unreachable(&format!("proxyd broke off: {error}"))),
+            Err(_) => Err(unreachable("the model's server did not answer in 600 s")),
+        }
+    }
+
+    async fn token(&self) -> Result<String, Fault> {
+        let mut held = self.held.lock().await;
+        if let Some(held) = held.as_ref().filter(|h| h.alive.load(Ordering::Acquire)) {
+            return Ok(held.token.clone());
+        }
+        let opened = tokio::time::timeout(LEASE_TIMEOUT, self.open());
+        let fresh = opened.await.map_err(|_| {
+            Fault::new(Code::Unavailable, "proxyd did not answer a lease request in 10 s")
+        })??;
+        let token = fresh.token.clone();
+        *held = Some(fresh);
+        Ok(token)
+    }
+
+    async fn open(&self) -> Result<Held, Fault> {
+        let away = |what: String| {
+            let text = format!("{}: {what}", self.lease_socket.display());
+            Fault::new(Code::Unavailable, text).with_hint("is proxyd running?")
+        };
+        let channel = Channel::connect(&self.lease_socket).map_err(|e| away(e.to_string()))?;
+        let open = Open {
+            version: VERSION,
+            lease: self.lease.clone(),
+            holder: Holder::Harness,
+            environment: self.environment.clone(),
+            owner: ipc::peer::Principal::own().owner(),
+            sandbox: None,
+            session: None,
+            descriptors: Vec::new(),
+        };
+        let request = LeaseRequest::Open(open);
+        channel.send(&request, &[]).await.map_err(|e| away(e.to_string()))?;
+        let (reply, _) = channel.receive().await.map_err(|e| away(e.to_string()))?;
+        let opened = match reply {
+            LeaseReply::Opened(opened) => opened,
+            LeaseReply::Refused { fault } => return Err(fault),
+            LeaseReply::Revoked { reason } => return Err(away(reason)),
+        };
+        let token = opened.token.ok_or_else(|| away("gave no token".to_owned()))?;
+        let alive = Arc::new(AtomicBool::new(true));
+        let watch = tokio::spawn(watch(channel, Arc::clone(&alive)));
+        tracing::info!(lease = %self.lease, environment = %self.environment, "lease opened");
+        Ok(Held { token, alive, _watch: AbortOnDropHandle::new(watch) })
+    }
+}
+
+async fn watch(channel: Channel, alive: Arc<AtomicBool>) {
+    loop {
+        match channel.receive::<LeaseReply>().await {
+            Ok((LeaseReply::Revoked { reason }, _)) => {
+                tracing::warn!(%reason, "proxyd ended the lease for model calls");
+                break;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::info!(%error, "connection of the lease for model calls ended");
+                break;
+            }
+        }
+    }
+    alive.store(false, Ordering::Release);
+}
+
+/// What a fault of proxyd means for the request.
+fn failure(fault: &Fault) -> Failure {
+    Failure {
+        error: ErrorKind::ModelRequestFailed,
+        message: fault.lines(),
+        retryable: matches!(fault.code, Code::Unavailable | Code::Busy | Code::Internal),
+        retry_after_ms: None,
+    }
+}
+
+fn unreachable(message: &str) -> Failure {
+    super::answer::incomplete(message)
+}

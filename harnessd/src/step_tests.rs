@@ -1,0 +1,312 @@
+//! Claims about `next_step`: each a short log and the step that must follow from it.
+
+use ipc::id::CallId;
+use serde_json::json;
+
+use super::*;
+use crate::log::{
+    Agent, CallOutcome, Created, ErrorKind, Failure, ToolResult, event::new_event_id,
+};
+
+/// A log under construction; ids are chosen by the test.
+#[derive(Default, Clone)]
+struct Script(Vec<Event>);
+
+impl Script {
+    fn with(mut self, id: &str, body: Body) -> Self {
+        let seq = self.0.len() as u64 + 1;
+        let time = "2026-01-01T00:00:00.000Z".to_owned();
+        self.0.push(Event { seq, id: id.to_owned(), time, body });
+        self
+    }
+
+    fn and(self, body: Body) -> Self {
+        let id = new_event_id();
+        self.with(&id, body)
+    }
+
+    fn created() -> Self {
+        let agent = Agent {
+            model: "m".into(),
+            system: None,
+            tools: Vec::new(),
+            snapshot: serde_json::Value::Null,
+        };
+        let created =
+            Created { owner: "uid:1".into(), policy: "dev".into(), workspace: None, agent };
+        Self::default().and(Body::SessionCreated(created))
+    }
+
+    /// A turn whose message `m1` is taken in.
+    fn asked() -> Self {
+        Self::created()
+            .with("m1", message())
+            .and(Body::StatusRunning {})
+            .and(Body::Processed { events: vec!["m1".into()] })
+    }
+
+    /// A turn with one answered request that used these tools.
+    fn used(tools: &[(&str, Permission, HandKind)]) -> Self {
+        let mut script = Self::asked().with("r1", started());
+        for (id, permission, hand) in tools {
+            script = script.with(id, Body::ToolUse(tool(id, *permission, *hand)));
+        }
+        script.and(ended("r1", "tool_use"))
+    }
+
+    fn next(&self) -> Step {
+        next_step(&self.0)
+    }
+}
+
+fn message() -> Body {
+    Body::UserMessage { content: vec![json!({"type": "text", "text": "hi"})] }
+}
+
+fn started() -> Body {
+    Body::ModelRequestStarted { model: "m".into(), profile: "whole-log/1".into() }
+}
+
+fn answer(reason: &str) -> RequestEnded {
+    RequestEnded {
+        request: "r1".into(),
+        failure: None,
+        model: None,
+        message: None,
+        stop_reason: Some(reason.into()),
+        stop_details: None,
+        cut: false,
+        usage: Usage::default(),
+        first_token_ms: None,
+        duration_ms: 1,
+    }
+}
+
+fn ended(request: &str, reason: &str) -> Body {
+    Body::ModelRequestEnded(RequestEnded { request: request.into(), ..answer(reason) })
+}
+
+fn failed(retryable: bool, retry_after_ms: Option<u64>) -> Body {
+    let message = "overloaded".to_owned();
+    let failure = Failure { error: ErrorKind::ModelOverloaded, message, retryable, retry_after_ms };
+    Body::ModelRequestEnded(RequestEnded { failure: Some(failure), ..answer("") })
+}
+
+fn tool(id: &str, permission: Permission, hand: HandKind) -> ToolUse {
+    ToolUse {
+        request: "r1".into(),
+        call: CallId::parse(&format!("call_{id}")).unwrap(),
+        model_id: format!("toolu_{id}"),
+        name: "bash".into(),
+        input: json!({}),
+        hand,
+        permission,
+        reason: None,
+    }
+}
+
+fn result(id: &str) -> Body {
+    Body::ToolResult(ToolResult {
+        tool_use: id.into(),
+        call: CallId::parse(&format!("call_{id}")).unwrap(),
+        content: Vec::new(),
+        is_error: false,
+        outcome: CallOutcome::Finished,
+        receipt: None,
+    })
+}
+
+fn idle(stop_reason: StopReason) -> Body {
+    Body::StatusIdle { stop_reason, stop_details: None }
+}
+
+fn confirmation(tool_use: &str, allow: bool) -> Body {
+    Body::UserToolConfirmation { tool_use: tool_use.into(), allow, deny_message: None }
+}
+
+fn names(step: Step) -> (&'static str, Vec<String>) {
+    let ids = |calls: Vec<PendingCall>| calls.into_iter().map(|c| c.tool_use).collect();
+    match step {
+        Step::Rest => ("rest", vec![]),
+        Step::CloseRequest { request } => ("close", vec![request]),
+        Step::Interrupt { calls, .. } => ("interrupt", ids(calls)),
+        Step::Begin { events } => ("begin", events),
+        Step::Process { events } => ("process", events),
+        Step::Refuse { calls } => ("refuse", calls.into_iter().map(|(c, _)| c.tool_use).collect()),
+        Step::RunTools { calls } => ("run", ids(calls)),
+        Step::RequireAction { tool_uses, .. } => ("ask", tool_uses),
+        Step::CallModel { .. } => ("model", vec![]),
+        Step::Finish { stop_reason, .. } => match stop_reason {
+            StopReason::EndTurn => ("finish", vec![]),
+            StopReason::RetriesExhausted => ("exhausted", vec![]),
+            StopReason::Refusal => ("refusal", vec![]),
+            StopReason::RequiresAction { .. } => ("never", vec![]),
+        },
+    }
+}
+
+use HandKind::{Client, Sandbox};
+use Permission::{Allow, Ask, Deny};
+
+#[test]
+fn each_log_has_its_next_step() {
+    let waiting = |ids: &[&str]| {
+        let events = ids.iter().map(ToString::to_string).collect();
+        idle(StopReason::RequiresAction { events })
+    };
+    let two = || Script::used(&[("a", Allow, Sandbox), ("b", Allow, Sandbox)]);
+    let asks = || Script::used(&[("a", Ask, Sandbox), ("b", Ask, Sandbox)]);
+    let asked = || asks().and(waiting(&["a", "b"]));
+    let cases: Vec<(&str, Script, &str, &[&str])> = vec![
+        ("an empty log", Script::default(), "rest", &[]),
+        ("a new session", Script::created(), "rest", &[]),
+        ("a message", Script::created().with("m1", message()), "begin", &["m1"]),
+        ("a message taken in", Script::asked(), "model", &[]),
+        ("an open request", Script::asked().with("r1", started()), "close", &["r1"]),
+        ("an end of turn", Script::asked().and(ended("r1", "end_turn")), "finish", &[]),
+        ("a refusal", Script::asked().and(ended("r1", "refusal")), "refusal", &[]),
+        ("a paused turn", Script::asked().and(ended("r1", "pause_turn")), "model", &[]),
+        ("two uses", two(), "run", &["a", "b"]),
+        ("one result of two", two().and(result("b")), "run", &["a"]),
+        ("both results", two().and(result("b")).and(result("a")), "model", &[]),
+        ("a denied tool", Script::used(&[("a", Deny, Sandbox)]), "refuse", &["a"]),
+        ("a client's tool", Script::used(&[("a", Allow, Client)]), "ask", &["a"]),
+        (
+            "runnable before asked",
+            Script::used(&[("a", Ask, Sandbox), ("b", Allow, Sandbox)]),
+            "run",
+            &["b"],
+        ),
+        ("asked", asks(), "ask", &["a", "b"]),
+        ("asked already", asked(), "rest", &[]),
+        ("one of two allowed", asked().with("c", confirmation("a", true)), "ask", &["b"]),
+        (
+            "all decided",
+            asked().with("c", confirmation("a", true)).with("d", confirmation("b", false)),
+            "begin",
+            &["c", "d"],
+        ),
+        ("a queued message waits for results", two().with("m2", message()), "run", &["a", "b"]),
+        (
+            "a queued message after the answer",
+            Script::asked().and(ended("r1", "end_turn")).with("m2", message()),
+            "process",
+            &["m2"],
+        ),
+        ("a message while the client is asked", asked().with("m2", message()), "rest", &[]),
+        ("an interrupt", two().with("i", Body::UserInterrupt {}), "interrupt", &["a", "b"]),
+        (
+            "an interrupt while asked",
+            asked().with("i", Body::UserInterrupt {}),
+            "interrupt",
+            &["a", "b"],
+        ),
+        (
+            "archived",
+            Script::created().with("m1", message()).and(Body::StatusTerminated {}),
+            "rest",
+            &[],
+        ),
+        (
+            "a stray confirmation",
+            Script::created().with("c", confirmation("x", true)),
+            "process",
+            &["c"],
+        ),
+    ];
+    for (name, script, expected, ids) in cases {
+        let (step, found) = names(script.next());
+        assert_eq!(
+            (step, found),
+            (expected, ids.iter().map(ToString::to_string).collect()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn confirmations_lead_to_a_run_and_a_refusal() {
+    let script = Script::used(&[("a", Ask, Sandbox), ("b", Ask, Sandbox)])
+        .and(idle(StopReason::RequiresAction { events: vec!["a".into(), "b".into()] }))
+        .with("c", confirmation("a", true))
+        .with("d", confirmation("b", false))
+        .and(Body::StatusRunning {})
+        .and(Body::Processed { events: vec!["c".into(), "d".into()] });
+
+    assert_eq!(names(script.next()), ("refuse", vec!["b".to_owned()]));
+    let script = script.and(result("b"));
+    assert_eq!(names(script.next()), ("run", vec!["a".to_owned()]));
+}
+
+#[test]
+fn a_started_call_is_asked_for_again_at_the_journal_it_was_sent_to() {
+    let script = Script::used(&[("a", Allow, Sandbox)]).and(Body::ToolStarted {
+        call: CallId::parse("call_a").unwrap(),
+        journal: "j1".into(),
+        fence: 4,
+    });
+
+    let Step::RunTools { calls } = script.next() else { panic!("{:?}", script.next()) };
+    assert_eq!(calls[0].journal.as_deref(), Some("j1"));
+}
+
+#[test]
+fn failures_are_tried_again_with_growing_waits_until_the_budget_is_spent() {
+    let mut script = Script::asked();
+    let mut waits = Vec::new();
+    for _ in 0..FAILURES_MAX - 1 {
+        script = script.and(failed(true, None));
+        let Step::CallModel { wait_ms } = script.next() else { panic!("{:?}", script.next()) };
+        waits.push(wait_ms);
+    }
+    script = script.and(failed(true, None));
+
+    assert_eq!(waits, [500, 1000, 2000, 4000, 8000]);
+    assert_eq!(names(script.next()).0, "exhausted");
+    let afterwards = script.and(idle(StopReason::RetriesExhausted)).with("m2", message());
+    assert_eq!(names(afterwards.next()), ("begin", vec!["m2".to_owned()]));
+}
+
+#[test]
+fn what_a_provider_asks_for_is_honoured_within_reason() {
+    let wait = |body| match Script::asked().and(body).next() {
+        Step::CallModel { wait_ms } => Some(wait_ms),
+        _ => None,
+    };
+
+    assert_eq!(wait(failed(true, Some(2000))), Some(2000));
+    assert_eq!(wait(failed(true, Some(RETRY_AFTER_MS_MAX + 1))), None);
+    assert_eq!(wait(failed(false, None)), None);
+}
+
+#[test]
+fn no_prefix_of_a_log_asks_the_model_while_a_call_has_no_result() {
+    let script = Script::used(&[("a", Allow, Sandbox), ("b", Ask, Sandbox), ("c", Deny, Sandbox)])
+        .and(result("c"))
+        .and(Body::ToolStarted {
+            call: CallId::parse("call_a").unwrap(),
+            journal: "j".into(),
+            fence: 1,
+        })
+        .and(result("a"))
+        .and(idle(StopReason::RequiresAction { events: vec!["b".into()] }))
+        .with("d", confirmation("b", true))
+        .and(Body::StatusRunning {})
+        .and(Body::Processed { events: vec!["d".into()] })
+        .and(result("b"))
+        .with("r2", started())
+        .and(ended("r2", "end_turn"));
+
+    for end in 0..=script.0.len() {
+        let prefix = &script.0[..end];
+        let open = prefix.iter().filter(|e| matches!(e.body, Body::ToolUse(_))).count();
+        let done = prefix.iter().filter(|e| matches!(e.body, Body::ToolResult(_))).count();
+        if open > done {
+            let step = next_step(prefix);
+            assert!(
+                !matches!(step, Step::CallModel { .. } | Step::Finish { .. }),
+                "{end}: {step:?}"
+            );
+        }
+    }
+}

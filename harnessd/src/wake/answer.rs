@@ -1,0 +1,282 @@
+//! Asks the model once and appends what came of it.
+//!
+//! The answer is appended whole, in one append with the end of its request, or not at all. While
+//! it is made, its pieces go to live listeners under the ids that its events will have.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use ipc::id::CallId;
+use serde_json::Value;
+
+use super::*;
+use crate::context;
+use crate::engine::{Part, Preview};
+use crate::log::{Agent, HandKind, Permission, ToolUse};
+use crate::model::{Answer, BlockKind, Delta};
+
+impl Run {
+    pub(super) async fn call_model(&mut self, wait_ms: u64) -> Result<(), WakeError> {
+        if wait_ms > 0 && !self.wait(Duration::from_millis(wait_ms)).await? {
+            return Ok(());
+        }
+        let agent = context::agent(&self.events)
+            .cloned()
+            .ok_or_else(|| LogError::NoSession(self.session.clone()))?;
+        let started = NewEvent::new(Body::ModelRequestStarted {
+            model: agent.model.clone(),
+            profile: self.profile.name().to_owned(),
+        });
+        let request = started.id.clone();
+        let mut batch = Vec::new();
+        if step::is_rescheduling(&self.events) {
+            batch.push(Body::StatusRunning {}.into());
+        }
+        batch.push(started);
+        self.append(batch).await?;
+        let listening = Listening::new(&self.parts, &self.session, self.last());
+        let outcome = self.ask(&agent, &listening).await?;
+        match outcome {
+            Ok(answer) => {
+                let batch = listening.events(answer, &request, &agent);
+                Ok(self.append(batch).await?)
+            }
+            Err(failure) => {
+                listening.dropped();
+                let ms = listening.elapsed_ms();
+                self.request_failed(failed_request(request, failure, ms)).await
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        agent: &Agent,
+        listening: &Listening,
+    ) -> Result<Result<Answer, Failure>, WakeError> {
+        let Some(model) = self.parts.models.find(&agent.model) else {
+            let known = self.parts.models.names().join(", ");
+            let message = format!(
+                "model {:?} is not in harnessd's configuration, which has: {known}",
+                agent.model
+            );
+            return Ok(Err(given_up(message)));
+        };
+        let prompt = self.profile.prompt(&self.events);
+        let sink = |delta: Delta| listening.take(delta);
+        tokio::select! {
+            answer = model.ask(prompt, &sink) => Ok(answer),
+            outcome = self.interrupted() => {
+                outcome?;
+                Ok(Err(given_up("interrupted by the client".to_owned())))
+            }
+            () = self.parts.stop.cancelled() => Err(WakeError::Stopped),
+        }
+    }
+
+    /// Appends the failure, and what follows from it.
+    async fn request_failed(&mut self, ended: RequestEnded) -> Result<(), WakeError> {
+        self.catch_up().await?;
+        let interrupted = step::is_interrupted(&self.events);
+        let wait = step::wait_after(&self.events, &ended);
+        let failure = ended.failure.clone();
+        let mut batch: Vec<NewEvent> = vec![Body::ModelRequestEnded(ended).into()];
+        if let Some(failure) = failure.filter(|_| !interrupted) {
+            tracing::warn!(
+                session = %self.session,
+                retry_in_ms = wait,
+                reason = %failure.message,
+                "model request failed"
+            );
+            let retry = if wait.is_some() { Retry::Retrying } else { Retry::Exhausted };
+            let Failure { error, message, .. } = failure;
+            batch.push(Body::Error { error, message, retry }.into());
+            if wait.is_some() {
+                batch.push(Body::StatusRescheduled {}.into());
+            }
+        }
+        Ok(self.append(batch).await?)
+    }
+
+    /// Waits, unless the client interrupts: then false.
+    async fn wait(&self, time: Duration) -> Result<bool, WakeError> {
+        tokio::select! {
+            () = tokio::time::sleep(time) => Ok(true),
+            outcome = self.interrupted() => {
+                outcome?;
+                Ok(false)
+            }
+            () = self.parts.stop.cancelled() => Err(WakeError::Stopped),
+        }
+    }
+}
+
+fn given_up(message: String) -> Failure {
+    Failure {
+        error: ErrorKind::ModelRequestFailed,
+        message,
+        retryable: false,
+        retry_after_ms: None,
+    }
+}
+
+/// An answer as it comes: previews for listeners, ids for the events to be.
+pub(super) struct Listening {
+    parts: Arc<Parts>,
+    session: SessionId,
+    /// The last event when the request began.
+    after: u64,
+    begun: Instant,
+    heard: Mutex<Heard>,
+}
+
+#[derive(Default)]
+struct Heard {
+    first_token_ms: Option<u64>,
+    /// Event ids by the number of their first block.
+    ids: HashMap<usize, String>,
+    /// For each text block: the block its event begins with.
+    heads: HashMap<usize, usize>,
+    /// The kind of the latest block, and the block its event begins with.
+    latest: Option<(BlockKind, usize)>,
+}
+
+impl Listening {
+    fn new(parts: &Arc<Parts>, session: &SessionId, after: u64) -> Self {
+        Self {
+            parts: Arc::clone(parts),
+            session: session.clone(),
+            after,
+            begun: Instant::now(),
+            heard: Mutex::default(),
+        }
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn take(&self, delta: Delta) {
+        let ms = self.elapsed_ms();
+        let mut heard = self.heard();
+        heard.first_token_ms.get_or_insert(ms);
+        let (event, part) = match delta {
+            Delta::Started { block, kind } => {
+                // Neighbouring blocks of one kind become one event; each tool use is its own.
+                let joined = heard.latest.filter(|(k, _)| *k == kind && kind != BlockKind::Tool);
+                let head = joined.map_or(block, |(_, head)| head);
+                heard.latest = Some((kind, head));
+                heard.heads.insert(block, head);
+                if head != block {
+                    return;
+                }
+                let id = crate::log::event::new_event_id();
+                heard.ids.insert(block, id.clone());
+                match kind {
+                    BlockKind::Text => (id, Part::MessageStarted),
+                    BlockKind::Other => (id, Part::ThinkingStarted),
+                    BlockKind::Tool => return,
+                }
+            }
+            Delta::Text { block, text } => {
+                let Some(head) = heard.heads.get(&block).copied() else { return };
+                let Some(id) = heard.ids.get(&head).cloned() else { return };
+                (id, Part::Text { index: block - head, text })
+            }
+        };
+        drop(heard);
+        self.publish(event, part);
+    }
+
+    /// No answer will come: closes the previews.
+    fn dropped(&self) {
+        let ids: Vec<String> = self.heard().ids.values().cloned().collect();
+        for id in ids {
+            self.publish(id, Part::Dropped);
+        }
+    }
+
+    fn publish(&self, event: String, part: Part) {
+        self.parts.previews.publish(&self.session, Preview { event, part, after: self.after });
+    }
+
+    /// The events of a whole answer, the end of the request last.
+    fn events(&self, answer: Answer, request: &str, agent: &Agent) -> Vec<NewEvent> {
+        let mut heard = self.heard();
+        let mut batch: Vec<NewEvent> = Vec::new();
+        for (number, block) in answer.blocks.into_iter().enumerate() {
+            let id = heard.ids.remove(&number);
+            let kind = block["type"].as_str().unwrap_or_default();
+            let joined = match (kind, batch.last_mut().map(|e| &mut e.body)) {
+                ("text", Some(Body::AgentMessage { content, .. })) => Some(content),
+                ("tool_use", _) | ("text", _) => None,
+                (_, Some(Body::AgentThinking { blocks, .. })) => Some(blocks),
+                _ => None,
+            };
+            if let Some(blocks) = joined {
+                blocks.push(block);
+                continue;
+            }
+            let request = request.to_owned();
+            let body = match kind {
+                "text" => Body::AgentMessage { request, content: vec![block] },
+                "tool_use" => Body::ToolUse(tool_use(block, request, agent)),
+                _ => Body::AgentThinking { request, blocks: vec![block] },
+            };
+            let mut event = NewEvent::new(body);
+            event.id = id.unwrap_or(event.id);
+            batch.push(event);
+        }
+        let ended = RequestEnded {
+            request: request.to_owned(),
+            failure: None,
+            model: answer.model,
+            message: answer.message,
+            stop_reason: answer.stop_reason,
+            stop_details: answer.stop_details,
+            cut: answer.cut,
+            usage: answer.usage,
+            first_token_ms: heard.first_token_ms,
+            duration_ms: self.elapsed_ms(),
+        };
+        batch.push(Body::ModelRequestEnded(ended).into());
+        batch
+    }
+}
+
+fn tool_use(block: Value, request: String, agent: &Agent) -> ToolUse {
+    let text = |key: &str| block[key].as_str().unwrap_or_default().to_owned();
+    let name = text("name");
+    let (hand, permission, reason) = match agent.tools.iter().find(|t| t.name() == name) {
+        _ if !block["input"].is_object() => {
+            let reason = "the input of a tool must be a JSON object".to_owned();
+            (HandKind::Sandbox, Permission::Deny, Some(reason))
+        }
+        Some(Tool::Sandbox { permission, .. }) => {
+            let reason = (*permission == Permission::Deny)
+                .then(|| format!("the tool {name} is not allowed in this session"));
+            (HandKind::Sandbox, *permission, reason)
+        }
+        Some(Tool::Custom { .. }) => (HandKind::Client, Permission::Allow, None),
+        None => {
+            let known: Vec<_> = agent.tools.iter().map(Tool::name).collect();
+            let reason = format!("there is no tool {name:?}; there are: {}", known.join(", "));
+            (HandKind::Sandbox, Permission::Deny, Some(reason))
+        }
+    };
+    ToolUse {
+        request,
+        call: CallId::random(),
+        model_id: text("id"),
+        name,
+        input: block["input"].clone(),
+        hand,
+        permission,
+        reason,
+    }
+}
