@@ -147,7 +147,7 @@ pub fn beneath(
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> Result<OwnedFd, Errno> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | nonblock(flags);
+    let flags = flags | OFlags::CLOEXEC | harmless(flags);
     let resolve = resolve | ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mode =
         if flags.contains(OFlags::CREATE) { Mode::from_raw_mode(0o666) } else { Mode::empty() };
@@ -160,9 +160,10 @@ pub fn beneath(
     Err(Errno::AGAIN)
 }
 
-/// `O_PATH` takes no other flags beside it.
-fn nonblock(flags: OFlags) -> OFlags {
-    if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK }
+/// Keeps an open from waiting or from taking a terminal; `O_PATH` does neither and takes no other
+/// flag beside it (openat2(2), `EINVAL`).
+fn harmless(flags: OFlags) -> OFlags {
+    if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY }
 }
 
 fn directory(root: &Path) -> Result<OwnedFd, Errno> {

@@ -1,0 +1,359 @@
+//! The daemon itself, its sockets and real sandboxes, with a stand-in for proxyd's lease socket.
+
+mod support;
+
+use std::time::Duration;
+
+use ipc::fault::Code;
+use ipc::id::{CallId, SessionId};
+use ipc::sandbox::{CallReport, Outcome};
+use serde_json::json;
+use support::{Daemon, FakeProxyd, text, wait_until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tools_of_a_session_share_one_sandbox_made_by_the_first() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+
+    let wrote = daemon.file(&session, "write", json!({"file_path": "a.txt", "content": "x\n"}));
+    let wrote = wrote.await;
+    let ran = daemon.bash(&session, "cat a.txt; echo y >> a.txt; cd /tmp; v=5; echo err >&2").await;
+    let state = daemon.bash(&session, "pwd; echo $v; cat | wc -c").await;
+    let read = daemon.file(&session, "read", json!({"file_path": "/workspace/a.txt"})).await;
+    let found = daemon.file(&session, "grep", json!({"pattern": "y"})).await;
+    let listed = daemon.file(&session, "glob", json!({"pattern": "*"})).await;
+    let edit = json!({"file_path": "a.txt", "old_string": "y", "new_string": "z"});
+    let edited = daemon.file(&session, "edit", edit).await;
+    let outside = daemon.file(&session, "read", json!({"file_path": "/etc/passwd"})).await;
+
+    assert_eq!((text(&wrote), wrote.is_error), ("wrote 2 bytes to a.txt", false));
+    assert_eq!((text(&ran), ran.exit_code), ("x\nerr\n", Some(0)));
+    assert_eq!(text(&state), "/tmp\n5\n0\n");
+    assert_eq!(text(&read), "x\ny\n");
+    assert_eq!(text(&found), "/workspace/a.txt:2:y");
+    assert_eq!(text(&listed), "/workspace/a.txt");
+    assert_eq!(text(&edited), "edited a.txt (1 replacement(s))");
+    let refusal = "read: path '/etc/passwd' is outside the session's working directory";
+    assert_eq!((text(&outside), outside.is_error), (refusal, true));
+    assert!(wrote.provision_us.is_some() && ran.provision_us.is_none());
+    assert_eq!(wrote.sandbox, ran.sandbox);
+    for layer in ["user-namespace", "network-namespace", "landlock", "seccomp"] {
+        assert!(ran.layers.iter().any(|l| l.name == layer), "{layer}: {:?}", ran.layers);
+    }
+    assert_eq!(daemon.sandboxes().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_has_the_placeholders_and_trusts_the_ca() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+
+    let env = daemon.bash(&session, "echo $BILLING_TOKEN $GIT_TERMINAL_PROMPT").await;
+    let bundle =
+        daemon.bash(&session, "tail -n 2 \"$SSL_CERT_FILE\"; wc -l < $NODE_EXTRA_CA_CERTS").await;
+    let change = daemon.bash(&session, "echo x >> \"$SSL_CERT_FILE\"").await;
+
+    assert_eq!(text(&env), "placeholder-billing 0\n");
+    assert_eq!(text(&bundle), "RkFLRQ==\n-----END CERTIFICATE-----\n3\n");
+    assert!(change.is_error, "{}", text(&change));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_id_runs_once_however_often_it_is_asked_for() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let call = daemon.bash_request(&session, "echo x >> counter; sleep 0.5; wc -l < counter");
+
+    let (a, b, running) = tokio::join!(daemon.execute(&call), daemon.execute(&call), async {
+        wait_until("the call runs", || async {
+            matches!(daemon.report(&call.call).await, CallReport::Running { .. })
+        })
+        .await;
+    });
+    let (a, b) = (a.unwrap(), b.unwrap());
+    let again = daemon.execute(&call).await.unwrap();
+    let mut other = call.clone();
+    other.input = json!({"command": "true"});
+    let conflict = daemon.execute(&other).await.unwrap_err();
+
+    let () = running;
+    assert_eq!((&a, text(&a)), (&b, "1\n"));
+    assert_eq!(again, a);
+    assert_eq!(conflict.code, Code::Conflict);
+    assert!(
+        matches!(daemon.report(&call.call).await, CallReport::Ended { receipt } if *receipt == a)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_killed_under_a_call_is_outcome_unknown_and_the_workspace_survives() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let call = daemon.bash_request(&session, "echo begun > begun; sleep 300; echo late > late");
+
+    let (receipt, ()) = tokio::join!(daemon.execute(&call), async {
+        let sandbox = daemon.sandbox_with("begun").await;
+        support::kill(sandbox.pid);
+    });
+    let receipt = receipt.unwrap();
+    let after = daemon.bash(&session, "cat begun; ls").await;
+    let again = daemon.execute(&call).await.unwrap();
+
+    assert_eq!(receipt.outcome, Outcome::OutcomeUnknown);
+    let expected =
+        "outcome unknown: the sandbox ended before the command finished; the workspace is kept";
+    assert_eq!((text(&receipt), receipt.is_error), (expected, true));
+    assert_eq!(text(&after), "begun\nbegun\n");
+    assert_ne!(after.sandbox, receipt.sandbox);
+    assert_eq!(again, receipt);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_killed_under_a_call_knows_it_did_not_finish() {
+    let mut daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let before = daemon.bash(&session, "true").await;
+    let call = daemon.bash_request(&session, "echo x >> counter; sleep 300");
+
+    let (lost, ()) = tokio::join!(daemon.execute(&call), async {
+        daemon.sandbox_with("counter").await;
+        daemon.kill_hard();
+    });
+    daemon.restart().await;
+    let receipt = daemon.execute(&call).await.unwrap();
+    let after = daemon.bash(&session, "wc -l < counter").await;
+
+    assert!(lost.is_err());
+    assert_eq!(receipt.outcome, Outcome::OutcomeUnknown);
+    assert_eq!(receipt.journal, before.journal);
+    assert_eq!(text(&after), "1\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_sent_to_a_lost_journal_is_never_run() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let mut call = daemon.bash_request(&session, "echo x >> counter");
+    call.journal = Some("journal_of_another_time".into());
+
+    let receipt = daemon.execute(&call).await.unwrap();
+    let after = daemon.bash(&session, "ls").await;
+
+    assert_eq!(receipt.outcome, Outcome::OutcomeUnknown);
+    assert_eq!(text(&after), "(no output)");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_kills_what_the_command_started_and_the_shell_must_be_restarted() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let sleepers = "grep -l '^sleep$' /proc/[0-9]*/comm 2>/dev/null | wc -l";
+    let mut call = daemon.bash_request(
+        &session,
+        "echo a; sleep 300 & setsid sleep 300 & (setsid sleep 300 &); sleep 300",
+    );
+    call.input["timeout_ms"] = json!(500);
+
+    let timed_out = daemon.execute(&call).await.unwrap();
+    let refused = daemon.bash(&session, "true").await;
+    let mut restart = daemon.bash_request(&session, "");
+    restart.input = json!({"restart": true});
+    let restarted = daemon.execute(&restart).await.unwrap();
+    let left = daemon.bash(&session, sleepers).await;
+
+    assert_eq!(timed_out.outcome, Outcome::TimedOut);
+    assert_eq!(text(&timed_out), "bash: bash command timed out after 0.5s\na\n");
+    assert!(timed_out.duration_ms < 5_000, "{}", timed_out.duration_ms);
+    let required = "bash: bash session terminated; restart required";
+    assert_eq!((text(&refused), refused.is_error), (required, true));
+    assert_eq!((text(&restarted), restarted.is_error), ("bash session restarted", false));
+    assert_eq!(text(&left), "0\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exit_ends_the_shell_with_that_status() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+
+    let left = daemon.bash(&session, "echo bye; exit 3").await;
+    let refused = daemon.bash(&session, "true").await;
+    let killed = daemon.bash(&SessionId::random(), "kill -9 $$").await;
+
+    assert_eq!((text(&left), left.exit_code, left.is_error), ("bye\n", Some(3), true));
+    assert!(text(&refused).ends_with("restart required"));
+    assert_eq!((killed.exit_code, killed.signal), (None, Some(9)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_exits_of_seven_are_all_sevens_beside_orphans() {
+    let daemon = Daemon::start().await;
+    let sessions: Vec<SessionId> = (0..8).map(|_| SessionId::random()).collect();
+    let calls: Vec<_> = (0..200)
+        .map(|n| daemon.bash_request(&sessions[n % 8], "(sleep 0.01 &) ; (exit 7)"))
+        .collect();
+
+    let receipts =
+        futures_util::future::join_all(calls.iter().map(|call| daemon.execute(call))).await;
+
+    let codes: Vec<_> = receipts.into_iter().map(|receipt| receipt.unwrap().exit_code).collect();
+    assert_eq!(codes, vec![Some(7); 200]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_output_is_bounded_counted_and_spilled() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+
+    let long = daemon.bash(&session, "yes | head -c 80000000; echo; echo the end").await;
+    let spill = long.spill.clone().unwrap();
+    let size =
+        daemon.bash(&session, &format!("wc -c < {spill}; git init -q . && git status -s")).await;
+    let held_open = daemon.bash(&session, "sleep 300 & echo done").await;
+
+    assert_eq!(long.output_bytes, 80_000_000 + 9);
+    assert!(
+        text(&long).starts_with("[output truncated] (80000009 bytes"),
+        "{}",
+        &text(&long)[..99]
+    );
+    assert!(text(&long).ends_with("y\nthe end\n") && text(&long).len() < 103 * 1024);
+    assert_eq!(text(&size), format!("{}\n", 64 * 1024 * 1024));
+    assert_eq!(text(&held_open), "done\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_call_ends_at_once() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let call = daemon.bash_request(&session, "echo begun > begun; sleep 300");
+
+    let (receipt, ()) = tokio::join!(daemon.execute(&call), async {
+        daemon.sandbox_with("begun").await;
+        daemon.cancel(&call.call).await.unwrap();
+    });
+    let unknown = daemon.cancel(&CallId::random()).await.unwrap_err();
+
+    assert_eq!(receipt.unwrap().outcome, Outcome::Cancelled);
+    assert_eq!(unknown.code, Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_holder_of_a_session_is_refused() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let with_fence = |fence| {
+        let mut call = daemon.bash_request(&session, "true");
+        call.fence = fence;
+        call
+    };
+
+    daemon.execute(&with_fence(2)).await.unwrap();
+    let stale = daemon.execute(&with_fence(1)).await.unwrap_err();
+    let current = daemon.execute(&with_fence(2)).await;
+
+    assert_eq!(stale.code, Code::Conflict);
+    assert!(current.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_begin_is_refused_with_its_reason() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let mut unknown = daemon.bash_request(&session, "true");
+    unknown.environment = "nosuch".into();
+    let mut refused = daemon.bash_request(&session, "true");
+    refused.environment = "refused".into();
+    let mut bad = daemon.bash_request(&session, "true");
+    bad.input = json!({"comand": "true"});
+    let mut tool = daemon.bash_request(&session, "true");
+    tool.tool = "format-disk".into();
+
+    for (call, expected) in [
+        (unknown, "nosuch.toml"),
+        (refused, "proxyd says no"),
+        (bad, "unknown field `comand`"),
+        (tool, "no such tool"),
+    ] {
+        let receipt = daemon.execute(&call).await.unwrap();
+
+        assert_eq!((receipt.outcome, receipt.is_error), (Outcome::Refused, true));
+        assert!(text(&receipt).contains(expected), "{}", text(&receipt));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_opened_again_when_proxyd_returns_and_says_what_runs() {
+    let mut daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let call = daemon
+        .bash_request(&session, "touch begun; until [ -e go ]; do sleep 0.05; done; echo went");
+
+    let first = daemon.proxyd.as_ref().unwrap().leases();
+    assert!(first.is_empty());
+    let running = {
+        let (client, call) = (daemon.client(), call.clone());
+        tokio::spawn(async move { Daemon::execute_with(&client, &call).await })
+    };
+    daemon.sandbox_with("begun").await;
+    let before = daemon.proxyd.as_ref().unwrap().leases();
+    daemon.proxyd.take().unwrap().stop().await;
+    let again = FakeProxyd::start(&daemon.layout);
+    wait_until("the lease is open again", || async { again.running().contains(&call.call) }).await;
+    let after = again.leases();
+    daemon.file(&session, "write", json!({"file_path": "go", "content": ""})).await;
+    let receipt = running.await.unwrap().unwrap();
+
+    assert_eq!((before.len(), &before), (1, &after));
+    assert_eq!(text(&receipt), "went\n");
+    wait_until("proxyd knows that it ended", || async { again.running().is_empty() }).await;
+    daemon.proxyd = Some(again);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_sandbox_ends_and_the_next_call_finds_its_files() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let mut first = daemon.bash_request(&session, "echo kept > file");
+    first.environment = "brief".into();
+    let mut second = daemon.bash_request(&session, "cat file");
+    second.environment = "brief".into();
+
+    let first = daemon.execute(&first).await.unwrap();
+    wait_until("it is ended", || async { daemon.sandboxes().await.is_empty() }).await;
+    let second = daemon.execute(&second).await.unwrap();
+
+    assert_eq!(text(&second), "kept\n");
+    assert_ne!(first.sandbox, second.sandbox);
+    let closed = || async { daemon.proxyd.as_ref().unwrap().closed() >= 1 };
+    wait_until("its lease is given back", closed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_session_leaves_nothing_behind() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    daemon.bash(&session, "mkdir -p a/b; echo x > a/b/c; chmod 0 a/b").await;
+    let workspace = daemon.sandboxes().await[0].workspace.clone();
+    let unknown = daemon.delete(&format!("/v1/sessions/{}", SessionId::random())).await;
+
+    daemon.delete(&format!("/v1/sessions/{session}")).await.unwrap();
+
+    assert_eq!(unknown.unwrap_err().code, Code::NotFound);
+    assert!(!std::path::Path::new(&workspace).exists());
+    assert!(daemon.sandboxes().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_drains_when_told_to_stop() {
+    let mut daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let call = daemon.bash_request(&session, "touch begun; sleep 300");
+
+    let (receipt, status) = tokio::join!(Daemon::execute_with(&daemon.client(), &call), async {
+        daemon.sandbox_with("begun").await;
+        daemon.stop(Duration::from_secs(10)).await
+    });
+
+    assert_eq!(receipt.unwrap().outcome, Outcome::OutcomeUnknown);
+    assert_eq!(status.code(), Some(0));
+}

@@ -1,0 +1,290 @@
+//! Starts sandboxd in a temporary directory, beside a stand-in for proxyd's lease socket.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ipc::daemon::{Inherited, Kind};
+use ipc::fault::{Code, Fault};
+use ipc::fd::{Channel, ChannelListener};
+use ipc::http::Client;
+use ipc::id::{CallId, LeaseId, SessionId};
+use ipc::layout::Layout;
+use ipc::lease::{LeaseReply, LeaseRequest, Opened};
+use ipc::peer::Principal;
+use ipc::sandbox::{CallReport, Content, Execute, Receipt, SandboxInfo};
+use serde_json::{Value, json};
+
+/// Nothing here takes this long unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What the stand-in gives out as the CA.
+pub const CA: &str = "-----BEGIN CERTIFICATE-----\nRkFLRQ==\n-----END CERTIFICATE-----\n";
+
+pub struct Daemon {
+    pub layout: Layout,
+    pub proxyd: Option<FakeProxyd>,
+    child: Child,
+    _directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::below(directory.path());
+        std::fs::create_dir(&layout.policies).unwrap();
+        policy(&layout.policies, "dev", "tool-timeout = \"30s\"");
+        policy(&layout.policies, "refused", "");
+        policy(&layout.policies, "brief", "idle-timeout = \"1s\"");
+        let proxyd = Some(FakeProxyd::start(&layout));
+        let child = spawn(&layout);
+        let mut daemon = Self { layout, proxyd, child, _directory: directory };
+        daemon.serving().await;
+        daemon
+    }
+
+    /// As [`Daemon::start`], after [`Daemon::kill_hard`], on the same state.
+    pub async fn restart(&mut self) {
+        self.child.wait().unwrap();
+        self.child = spawn(&self.layout);
+        self.serving().await;
+    }
+
+    async fn serving(&mut self) {
+        let begun = Instant::now();
+        while self.client().get::<Value>("/v1/health").await.is_err() {
+            assert!(begun.elapsed() < DEADLINE, "sandboxd does not serve");
+            assert_eq!(self.child.try_wait().unwrap(), None, "sandboxd ended");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(self.layout.sandboxd())
+    }
+
+    pub fn kill_hard(&self) {
+        kill(self.child.id());
+    }
+
+    pub async fn stop(&mut self, patience: Duration) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < patience, "sandboxd does not end");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub fn request(&self, session: &SessionId, tool: &str, input: Value) -> Execute {
+        Execute {
+            call: CallId::random(),
+            session: session.clone(),
+            owner: Principal::own().owner(),
+            fence: 1,
+            journal: None,
+            environment: "dev".into(),
+            workspace: None,
+            tool: tool.into(),
+            input,
+        }
+    }
+
+    pub fn bash_request(&self, session: &SessionId, command: &str) -> Execute {
+        self.request(session, "bash", json!({"command": command}))
+    }
+
+    pub async fn execute(&self, request: &Execute) -> Result<Receipt, Fault> {
+        Self::execute_with(&self.client(), request).await
+    }
+
+    pub async fn execute_with(client: &Client, request: &Execute) -> Result<Receipt, Fault> {
+        client.post("/v1/execute", request).await
+    }
+
+    pub async fn bash(&self, session: &SessionId, command: &str) -> Receipt {
+        self.execute(&self.bash_request(session, command)).await.unwrap()
+    }
+
+    pub async fn file(&self, session: &SessionId, tool: &str, input: Value) -> Receipt {
+        self.execute(&self.request(session, tool, input)).await.unwrap()
+    }
+
+    pub async fn report(&self, call: &CallId) -> CallReport {
+        self.client().get(&format!("/v1/calls/{call}")).await.unwrap()
+    }
+
+    pub async fn cancel(&self, call: &CallId) -> Result<Value, Fault> {
+        self.client().post(&format!("/v1/calls/{call}/cancel"), &json!({})).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Result<Value, Fault> {
+        self.client().delete(path).await
+    }
+
+    pub async fn sandboxes(&self) -> Vec<SandboxInfo> {
+        let mut answer: Value = self.client().get("/v1/sandboxes").await.unwrap();
+        serde_json::from_value(answer["sandboxes"].take()).unwrap()
+    }
+
+    /// The only sandbox, once this file is in its workspace.
+    pub async fn sandbox_with(&self, file: &str) -> SandboxInfo {
+        let begun = Instant::now();
+        loop {
+            let found = self.sandboxes().await.into_iter().next();
+            if let Some(found) = found
+                && Path::new(&found.workspace).join(file).exists()
+            {
+                return found;
+            }
+            assert!(begun.elapsed() < DEADLINE, "no sandbox with {file}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn policy(directory: &Path, name: &str, sandbox: &str) {
+    let path = directory.join(format!("{name}.toml"));
+    std::fs::write(&path, format!("description = \"{name}\"\n[sandbox]\n{sandbox}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+fn spawn(layout: &Layout) -> Child {
+    let log = std::env::var("TEST_LOG").unwrap_or_else(|_| "error".into());
+    Command::new(env!("CARGO_BIN_EXE_sandboxd"))
+        .arg("--runtime-dir")
+        .arg(&layout.runtime)
+        .arg("--state-dir")
+        .arg(&layout.state)
+        .arg("--policies-dir")
+        .arg(&layout.policies)
+        .args(["--log", &log])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+pub fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+/// The one text of a receipt.
+pub fn text(receipt: &Receipt) -> &str {
+    let [Content::Text { text }] = &receipt.content[..] else { panic!("{receipt:?}") };
+    text
+}
+
+/// Asks again and again, up to a deadline.
+pub async fn wait_until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < DEADLINE, "{what}: never");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Answers on proxyd's lease socket: opens every lease but those of the environment `refused`.
+pub struct FakeProxyd {
+    seen: Arc<Mutex<Seen>>,
+    task: tokio::task::JoinHandle<()>,
+    socket: PathBuf,
+}
+
+#[derive(Default)]
+struct Seen {
+    leases: BTreeSet<LeaseId>,
+    running: BTreeSet<CallId>,
+    closed: usize,
+    connections: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl FakeProxyd {
+    pub fn start(layout: &Layout) -> Self {
+        let socket = layout.proxyd_lease();
+        let mut nothing = Inherited::from_environment().unwrap();
+        let listener = ipc::daemon::listen(&mut nothing, &socket, Kind::SeqPacket).unwrap();
+        let listener = ChannelListener::new(listener).unwrap();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let shared = Arc::clone(&seen);
+        let task = tokio::spawn(async move {
+            loop {
+                let channel = listener.accept().await.unwrap();
+                let connection = tokio::spawn(hold(channel, Arc::clone(&shared)));
+                shared.lock().unwrap().connections.push(connection);
+            }
+        });
+        Self { seen, task, socket }
+    }
+
+    pub fn leases(&self) -> BTreeSet<LeaseId> {
+        self.seen.lock().unwrap().leases.clone()
+    }
+
+    pub fn running(&self) -> BTreeSet<CallId> {
+        self.seen.lock().unwrap().running.clone()
+    }
+
+    /// How many leases were given back.
+    pub fn closed(&self) -> usize {
+        self.seen.lock().unwrap().closed
+    }
+
+    /// Goes away as a killed daemon does: listener and connections end.
+    pub async fn stop(self) {
+        self.task.abort();
+        let connections = std::mem::take(&mut self.seen.lock().unwrap().connections);
+        for connection in &connections {
+            connection.abort();
+        }
+        let _ = self.task.await;
+        for connection in connections {
+            let _ = connection.await;
+        }
+        std::fs::remove_file(self.socket).unwrap();
+    }
+}
+
+async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>) {
+    let Ok((LeaseRequest::Open(open), sockets)) = channel.receive().await else { return };
+    assert_eq!(open.descriptors.len(), sockets.len());
+    if open.environment == "refused" {
+        let fault = Fault::new(Code::Denied, "proxyd says no");
+        let _ = channel.send(&LeaseReply::Refused { fault }, &[]).await;
+        return;
+    }
+    let opened = Opened {
+        lease: open.lease.clone(),
+        token: None,
+        ca_pem: CA.into(),
+        env: vec![("BILLING_TOKEN".into(), "placeholder-billing".into())],
+        generation: 1,
+    };
+    seen.lock().unwrap().leases.insert(open.lease);
+    channel.send(&LeaseReply::Opened(opened), &[]).await.unwrap();
+    while let Ok((request, _)) = channel.receive().await {
+        let mut seen = seen.lock().unwrap();
+        match request {
+            LeaseRequest::CallStarted { call } => drop(seen.running.insert(call)),
+            LeaseRequest::CallFinished { call } => drop(seen.running.remove(&call)),
+            LeaseRequest::Close => seen.closed += 1,
+            LeaseRequest::Open(_) => panic!("a lease is opened once a connection"),
+        }
+    }
+}
