@@ -127,7 +127,7 @@ fn confirmation(fields: &mut Fields<'_>) -> Result<Body, ApiError> {
 
 /// What becomes of one event of the request.
 enum Planned {
-    Append(NewEvent),
+    Append(Box<NewEvent>),
     /// The same answer is in the log, under this id.
     Stored(String),
 }
@@ -135,7 +135,7 @@ enum Planned {
 impl Planned {
     fn new_event(&self) -> Option<NewEvent> {
         match self {
-            Self::Append(event) => Some(event.clone()),
+            Self::Append(event) => Some(NewEvent::clone(event)),
             Self::Stored(_) => None,
         }
     }
@@ -161,7 +161,7 @@ fn plan(bodies: Vec<Body>, history: &[Event]) -> Result<Vec<Planned>, ApiError> 
     let mut plan: Vec<Planned> = Vec::with_capacity(bodies.len());
     for (at, body) in bodies.into_iter().enumerate() {
         let Some(tool_use) = answered(&body) else {
-            plan.push(Planned::Append(NewEvent::new(body)));
+            plan.push(Planned::Append(Box::new(NewEvent::new(body))));
             continue;
         };
         check_call(at, &body, find_call(history, tool_use))?;
@@ -182,7 +182,7 @@ fn plan(bodies: Vec<Body>, history: &[Event]) -> Result<Vec<Planned>, ApiError> 
                 let message = format!("events[{at}]: {tool_use} no longer waits for an answer");
                 return Err(ApiError::conflict(message));
             }
-            None => plan.push(Planned::Append(NewEvent::new(body))),
+            None => plan.push(Planned::Append(Box::new(NewEvent::new(body)))),
         }
     }
     Ok(plan)

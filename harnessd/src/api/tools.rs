@@ -311,7 +311,7 @@ mod tests {
                 "tools[0].input_schema.properties: \"a b\"",
             ),
         ] {
-            let error = read("tools", &[tool.clone()]).unwrap_err();
+            let error = read("tools", std::slice::from_ref(&tool)).unwrap_err();
             assert!(error.message.starts_with(expected), "{tool}: {}", error.message);
         }
     }

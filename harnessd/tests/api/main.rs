@@ -1,4 +1,5 @@
 //! The HTTP API of a running harnessd: what clients of the wire API rely on.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod daemon;
 mod loopback;

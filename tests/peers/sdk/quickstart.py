@@ -44,9 +44,11 @@ class Claims:
         print(f"{self.passed} passed, 0 failed", flush=True)
 
 
-def client_of(socket):
+def client_of(socket, requests):
+    """A client whose every request, repeated ones too, is added to `requests`."""
     transport = httpx2.HTTPTransport(uds=socket)
-    http_client = DefaultHttpxClient(transport=transport, timeout=TURN_SECONDS)
+    http_client = DefaultHttpxClient(
+        transport=transport, timeout=TURN_SECONDS, event_hooks={"request": [requests.append]})
     return Anthropic(
         base_url="http://localhost", api_key="any", http_client=http_client,
         timeout=TURN_SECONDS)
@@ -101,7 +103,7 @@ def environments(claims, client):
     return environment
 
 
-def agents(claims, client):
+def agents(claims, client, requests):
     agent = client.beta.agents.create(
         name="Quickstart", model="claude-quickstart", system="You are brief.",
         tools=[{"type": "agent_toolset_20260401"}])
@@ -117,9 +119,11 @@ def agents(claims, client):
     claims.holds(
         "an update makes version 2, and one that changes nothing makes none",
         (second.version, same.version) == (2, 2), (second, same))
+    before = len(requests)
     claims.raises(
-        "an update of an old version is a conflict, sent once", anthropic.ConflictError,
+        "an update of an old version is a conflict", anthropic.ConflictError,
         lambda: client.beta.agents.update(agent.id, version=1, name="late"))
+    claims.holds("which the SDK does not send again", len(requests) == before + 1)
     claims.holds(
         "the first version stays what it was, and the history lists both",
         client.beta.agents.retrieve(agent.id, version=1).system == "You are brief."
@@ -200,9 +204,10 @@ def previews(claims, client, session):
             shown = "".join(b.text for b in open_previews[event.id].content)
             prefix = prefix and "".join(b.text for b in event.content).startswith(shown)
     starts = [e.event.id for e in events if e.type == "event_start"]
+    messages = [e.id for e in events if e.type == "agent.message"]
     claims.holds(
-        "previews begin once for each event, and what they show is a prefix of it",
-        starts and len(starts) == len(set(starts)) and prefix, starts)
+        "previews begin once for each message, and what they show is a prefix of it",
+        starts == messages and prefix, (starts, messages))
     claims.holds(
         "previews are never part of the history",
         not [e for e in client.beta.sessions.events.list(session.id) if e.type in PREVIEWS])
@@ -299,9 +304,10 @@ def overrides(claims, client, agent, environment):
 
 def main(socket):
     claims = Claims()
-    client = client_of(socket)
+    requests = []
+    client = client_of(socket, requests)
     environment = environments(claims, client)
-    agent = agents(claims, client)
+    agent = agents(claims, client, requests)
     session, _ = a_turn(claims, client, agent, environment)
     previews(claims, client, session)
     states(claims, client, agent, environment, session)
