@@ -75,12 +75,10 @@ fn run(mut socket: UnixStream, directory: &Path, key: &OsStr) -> ExitCode {
             }
         };
         let (reply, parts) = match wire::decode(&body) {
-            Ok((request, parts)) => child
-                .answer(request, &parts)
-                .unwrap_or_else(|error| (error.to_wire(), Vec::new())),
-            Err(malformed) => {
-                (VaultError::Invalid(malformed.to_string()).to_wire(), Vec::new())
+            Ok((request, parts)) => {
+                child.answer(request, &parts).unwrap_or_else(|error| (error.to_wire(), Vec::new()))
             }
+            Err(malformed) => (VaultError::Invalid(malformed.to_string()).to_wire(), Vec::new()),
         };
         if socket.write_all(&wire::encode(&reply, &parts)).is_err() {
             return ExitCode::SUCCESS;

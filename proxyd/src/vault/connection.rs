@@ -75,8 +75,9 @@ impl Connection {
     pub(super) fn attach(&self) -> Result<(), VaultError> {
         let parts = super::lock(&self.parts).take();
         let Parts { socket, child, questions } = parts.ok_or(VaultError::Gone)?;
-        let socket = UnixStream::from_std(socket)
-            .map_err(|error| VaultError::Failed(format!("cannot use the vault's socket: {error}")))?;
+        let socket = UnixStream::from_std(socket).map_err(|error| {
+            VaultError::Failed(format!("cannot use the vault's socket: {error}"))
+        })?;
         let gone = self.gone.clone();
         tokio::spawn(async move {
             carry(socket, questions).await;

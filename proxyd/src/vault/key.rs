@@ -53,7 +53,9 @@ impl KeySource {
             let credential = credentials_directory.map(|dir| dir.join(SYSTEMD_CREDENTIAL));
             return Ok(match credential.filter(|path| path.exists()) {
                 Some(path) => Self::Systemd { path },
-                None => Self::File { path: super::directory(state).join("vault.key"), create: true },
+                None => {
+                    Self::File { path: super::directory(state).join("vault.key"), create: true }
+                }
             });
         };
         match configured.split_once(':') {
@@ -248,10 +250,7 @@ mod tests {
             choose("systemd:master"),
             Some(KeySource::Systemd { path: "/credentials/master".into() })
         );
-        assert_eq!(
-            choose("passphrase-file:/p"),
-            Some(KeySource::Passphrase { path: "/p".into() })
-        );
+        assert_eq!(choose("passphrase-file:/p"), Some(KeySource::Passphrase { path: "/p".into() }));
         for bad in ["", "/k", "file:", "systemd:../x", "env:KEY", "passphrase:/p"] {
             assert_eq!(choose(bad), None, "{bad}");
         }

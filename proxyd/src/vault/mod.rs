@@ -40,6 +40,8 @@ use wire::{Form, Reply, Request};
 pub const RENDERED_SECONDS: u64 = 5;
 /// Most rendered credentials kept.
 const RENDERED_MAX: usize = 256;
+/// Most placeholders remembered; they are no secrets.
+const PLACEHOLDERS_MAX: usize = 4096;
 
 /// Why the vault did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,6 +96,7 @@ pub fn directory(state: &Path) -> PathBuf {
 pub struct Vault {
     connection: Arc<Connection>,
     rendered: Arc<Mutex<HashMap<RenderedKey, (Arc<Rendered>, Instant)>>>,
+    placeholders: Arc<Mutex<HashMap<(LeaseId, String), String>>>,
     ca_pem: Arc<str>,
 }
 
@@ -126,6 +129,7 @@ impl Vault {
         let vault = Vault {
             connection: Arc::new(connection),
             rendered: Arc::default(),
+            placeholders: Arc::default(),
             ca_pem: ca_pem.into(),
         };
         Ok((vault, VaultFacts { pid, key_source, ca_sha256, notes }))
@@ -164,13 +168,24 @@ impl Vault {
         credential: &Credential,
     ) -> Result<String, VaultError> {
         let prefix = placeholder::prefix(credential.env.as_deref());
+        let key = (lease.clone(), format!("{prefix} {}", credential.name));
+        if let Some(known) = lock(&self.placeholders).get(&key) {
+            return Ok(known.clone());
+        }
         let request = Request::Placeholder {
             lease: lease.as_str().to_owned(),
             credential: credential.name.clone(),
             prefix: prefix.to_owned(),
         };
         match self.connection.ask(&request, &[]).await? {
-            (Reply::Text { text }, _) => Ok(text),
+            (Reply::Text { text }, _) => {
+                let mut known = lock(&self.placeholders);
+                if known.len() >= PLACEHOLDERS_MAX {
+                    known.clear();
+                }
+                known.insert(key, text.clone());
+                Ok(text)
+            }
             _ => Err(unexpected()),
         }
     }

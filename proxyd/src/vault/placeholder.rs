@@ -30,10 +30,7 @@ const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 /// What the placeholder begins with when the sandbox reads it from that variable. It hangs on the
 /// policy alone, not on the stored value, so that it stays the same when the value rotates.
 pub(super) fn prefix(variable: Option<&str>) -> &'static str {
-    PREFIXES
-        .iter()
-        .find(|(known, _)| variable == Some(known))
-        .map_or(PREFIX, |(_, prefix)| prefix)
+    PREFIXES.iter().find(|(known, _)| variable == Some(known)).map_or(PREFIX, |(_, prefix)| prefix)
 }
 
 /// The placeholder with that prefix for 32 bytes that stand for lease and credential.
@@ -48,26 +45,20 @@ pub(super) fn shape(prefix: &str, bytes: &[u8; 32]) -> String {
     out
 }
 
-/// The ranges of everything in `text` that looks like a placeholder: the mark, and the characters
-/// around it that could belong to it.
-pub fn find(text: &[u8]) -> Vec<std::ops::Range<usize>> {
-    let mut found = Vec::new();
+/// Where in `text` the marks of placeholders begin.
+pub fn marks(text: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let mut from = 0;
-    while let Some(at) = position(&text[from..], MARK.as_bytes()) {
-        let mark = from + at;
-        let belongs = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-".contains(byte);
-        let start = text[from..mark].iter().rposition(|b| !belongs(b)).map_or(from, |i| from + i + 1);
-        let after = mark + MARK.len();
-        let end = text[after..].iter().position(|b| !belongs(b)).map_or(text.len(), |i| after + i);
-        found.push(start..end);
-        from = end;
-    }
-    found
+    std::iter::from_fn(move || {
+        let at = from + position(&text[from..], MARK.as_bytes())?;
+        from = at + MARK.len();
+        Some(at)
+    })
 }
 
-/// Whether there is a placeholder anywhere in the text.
-pub fn contains(text: &[u8]) -> bool {
-    position(text, MARK.as_bytes()).is_some()
+/// Where `placeholder` begins in `text`, if the mark at `mark` is that of one.
+pub fn start_of(placeholder: &str, text: &[u8], mark: usize) -> Option<usize> {
+    let start = mark.checked_sub(placeholder.find(MARK)?)?;
+    text[start..].starts_with(placeholder.as_bytes()).then_some(start)
 }
 
 fn position(text: &[u8], word: &[u8]) -> Option<usize> {
@@ -102,27 +93,26 @@ mod tests {
             assert_eq!(placeholder.len(), length, "{placeholder}");
             let legal = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
             assert!(placeholder.bytes().all(legal));
-            assert_eq!(find(placeholder.as_bytes()), vec![0..placeholder.len()]);
+            assert_eq!(marks(placeholder.as_bytes()).collect::<Vec<_>>(), [prefix.len()]);
         }
     }
 
     #[test]
-    fn finds_placeholders_with_their_whole_extent() {
-        let one = shape("pxd_", &[1; 32]);
-        for (text, count) in [
-            (String::new(), 0),
-            ("PXDmark".into(), 0),
-            ("PXPXDmark1".into(), 1),
-            (format!("Bearer {one}"), 1),
-            (format!("a={one}&b={one};"), 2),
-            (format!("{one}.{one}"), 2),
+    fn finds_placeholders_and_tells_its_own_from_others() {
+        let (own, other) = (shape("pxd_", &[1; 32]), shape("pxd_", &[2; 32]));
+        for (text, found) in [
+            (String::new(), vec![]),
+            ("PXDmark".into(), vec![]),
+            ("PXPXDmark1".into(), vec![None]),
+            (format!("Bearer {own}"), vec![Some(7)]),
+            (format!("a={own}&b={other};"), vec![Some(2), None]),
+            (format!("{own}{own}"), vec![Some(0), Some(own.len())]),
+            (own[..own.len() - 1].to_owned(), vec![None]),
+            (own[1..].to_owned(), vec![None]),
         ] {
-            let found = find(text.as_bytes());
-            assert_eq!(found.len(), count, "{text}");
-            assert_eq!(contains(text.as_bytes()), count > 0);
-            if text.contains(&one) {
-                assert!(found.iter().all(|range| text[range.clone()] == one), "{text}");
-            }
+            let starts: Vec<_> =
+                marks(text.as_bytes()).map(|mark| start_of(&own, text.as_bytes(), mark)).collect();
+            assert_eq!(starts, found, "{text}");
         }
     }
 }

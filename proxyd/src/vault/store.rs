@@ -76,8 +76,7 @@ pub(super) fn exists(directory: &Path) -> bool {
 impl Store {
     /// Opens the vault in `directory`, or makes one.
     pub(super) fn open(directory: &Path, material: &Material) -> Result<Self, VaultError> {
-        let mut db =
-            Connection::open(directory.join("vault.sqlite")).map_err(failed("open"))?;
+        let mut db = Connection::open(directory.join("vault.sqlite")).map_err(failed("open"))?;
         db.execute_batch(
             "PRAGMA locking_mode = EXCLUSIVE;
              PRAGMA journal_mode = DELETE;
@@ -272,8 +271,7 @@ impl Store {
             .query_row("SELECT coalesce(max(number), 0) + 1 FROM authority", [], |row| row.get(0))
             .map_err(&write)?;
         let place = ["authority", &summary(kept)];
-        let sealed =
-            seal(self.rows.bytes(), &self.id, &place, number, kept.key.expose_secret())?;
+        let sealed = seal(self.rows.bytes(), &self.id, &place, number, kept.key.expose_secret())?;
         self.db
             .execute(
                 "INSERT INTO authority VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -391,9 +389,7 @@ fn check_value(value: &[u8]) -> Result<(), VaultError> {
         )));
     }
     if value.len() > SECRET_BYTES_MAX {
-        return Err(VaultError::Invalid(format!(
-            "a secret has at most {SECRET_BYTES_MAX} bytes"
-        )));
+        return Err(VaultError::Invalid(format!("a secret has at most {SECRET_BYTES_MAX} bytes")));
     }
     Ok(())
 }

@@ -54,11 +54,24 @@ pub enum Form {
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reply {
     /// The first frame, unasked: the vault is open.
-    Open { pid: u32, key_source: String, ca_pem: String, ca_sha256: String, notes: Vec<String> },
+    Open {
+        pid: u32,
+        key_source: String,
+        ca_pem: String,
+        ca_sha256: String,
+        notes: Vec<String>,
+    },
     Done,
-    Text { text: String },
-    Secrets { secrets: Vec<SecretInfo> },
-    Failed { why: Why, text: String },
+    Text {
+        text: String,
+    },
+    Secrets {
+        secrets: Vec<SecretInfo>,
+    },
+    Failed {
+        why: Why,
+        text: String,
+    },
 }
 
 /// The kinds of failure; see [`VaultError`].
