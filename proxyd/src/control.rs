@@ -1,1 +1,248 @@
-//! Being written.
+//! `proxyd.sock`: secrets in, names and audit out (see `ipc::vault` for the calls).
+//!
+//! Who may connect is the socket's mode; beyond that, only root, this daemon's own user and the
+//! uids of the other daemons may do more than read the CA and the health.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, Query, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Extension, Json, Router};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use ipc::fault::{Code, Fault};
+use ipc::id::{CallId, LeaseId, SessionId};
+use ipc::peer::Principal;
+use ipc::vault::{
+    AuditPage, ChainReport, Head, Health, SECRET_BYTES_MAX, SECRET_BYTES_MIN, ScrubReply,
+    ScrubRequest, SecretInfo,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::Daemon;
+use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
+use crate::scrub;
+use crate::vault::{Secret, VaultError};
+
+/// How long running calls may still take when the daemon ends.
+pub const DRAIN: Duration = Duration::from_secs(3);
+/// Longest body of a call other than a secret: texts to be searched, mostly.
+const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// All calls.
+pub fn router(daemon: Arc<Daemon>) -> Router {
+    let trusted = Router::new()
+        .route("/v1/secrets/{name}", put(put_secret).delete(remove_secret))
+        .route("/v1/secrets", get(list_secrets))
+        .route("/v1/audit", get(audit_page))
+        .route("/v1/audit/verify", get(audit_verify))
+        .route("/v1/heads", post(keep_head))
+        .route("/v1/scrub", post(scrub_texts))
+        .route("/v1/leases", get(list_leases))
+        .route("/v1/reload", post(reload))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&daemon), only_trusted));
+    Router::new()
+        .route("/v1/health", get(health))
+        .route("/v1/ca.pem", get(ca))
+        .merge(trusted)
+        .fallback(|| async { Fault::new(Code::NotFound, "no such call") })
+        .with_state(daemon)
+}
+
+async fn only_trusted(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Principal>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if daemon.trusts(peer) {
+        return next.run(request).await;
+    }
+    Fault::new(Code::Denied, format!("{peer} may not use this call of proxyd")).into_response()
+}
+
+async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
+    Json(Health {
+        daemon: "proxyd".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        generation: daemon.policies.current().number,
+        ca_sha256: daemon.facts.ca_sha256.clone(),
+        key_source: daemon.facts.key_source.clone(),
+        vault_pid: daemon.facts.pid,
+    })
+}
+
+async fn ca(State(daemon): State<Arc<Daemon>>) -> Response {
+    let kind = [(http::header::CONTENT_TYPE, "application/x-pem-file")];
+    (kind, daemon.vault.ca_pem().to_owned()).into_response()
+}
+
+async fn put_secret(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Principal>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Json<SecretInfo>, Fault> {
+    let value = secret(request).await?;
+    let stored = daemon.vault.put(&name, value).await.map_err(vault_fault)?;
+    note(&daemon, format!("secret {name} version {} set by {peer}", stored.version)).await?;
+    Ok(Json(stored))
+}
+
+/// Reads a secret's value. The collected copy is wiped with the [`Secret`]; what hyper read it
+/// into is freed unwiped and belongs to this process alone.
+async fn secret(request: Request) -> Result<Secret, Fault> {
+    let body = body(request, SECRET_BYTES_MAX).await?;
+    if body.len() < SECRET_BYTES_MIN {
+        let text = format!("a secret has at least {SECRET_BYTES_MIN} bytes");
+        return Err(Fault::new(Code::Invalid, text)
+            .with_hint("shorter ones could not be told from ordinary text in answers"));
+    }
+    Ok(Secret::new(Vec::from(body)))
+}
+
+async fn body(request: Request, bytes_max: usize) -> Result<Bytes, Fault> {
+    let limited = Limited::new(request.into_body(), bytes_max);
+    match limited.collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+            let text = format!("the body is longer than {bytes_max} bytes");
+            Err(Fault::new(Code::TooLarge, text))
+        }
+        Err(_) => Err(Fault::new(Code::Invalid, "the body broke off")),
+    }
+}
+
+async fn parsed<T: serde::de::DeserializeOwned>(request: Request) -> Result<T, Fault> {
+    let body = body(request, BODY_BYTES_MAX).await?;
+    serde_json::from_slice(&body).map_err(|error| {
+        Fault::new(Code::Invalid, format!("the body is not as documented: {error}"))
+    })
+}
+
+async fn list_secrets(State(daemon): State<Arc<Daemon>>) -> Result<Json<Value>, Fault> {
+    let secrets = daemon.vault.list().await.map_err(vault_fault)?;
+    Ok(Json(json!({ "secrets": secrets })))
+}
+
+async fn remove_secret(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Principal>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, Fault> {
+    daemon.vault.remove(&name).await.map_err(vault_fault)?;
+    note(&daemon, format!("secret {name} removed by {peer}")).await?;
+    Ok(Json(json!({ "name": name })))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PageQuery {
+    #[serde(default)]
+    after: u64,
+    limit: Option<usize>,
+    session: Option<SessionId>,
+    lease: Option<LeaseId>,
+    call: Option<CallId>,
+}
+
+async fn audit_page(
+    State(daemon): State<Arc<Daemon>>,
+    query: Result<Query<PageQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<Json<AuditPage>, Fault> {
+    let Query(query) = query.map_err(|error| Fault::new(Code::Invalid, error.body_text()))?;
+    let filter = Filter {
+        after: query.after,
+        limit: query.limit.unwrap_or(PAGE_RECORDS_MAX),
+        session: query.session,
+        lease: query.lease,
+        call: query.call,
+    };
+    daemon.audit.page(filter).await.map(Json).map_err(audit_fault)
+}
+
+async fn audit_verify(State(daemon): State<Arc<Daemon>>) -> Result<Json<ChainReport>, Fault> {
+    daemon.audit.verify().await.map(Json).map_err(audit_fault)
+}
+
+async fn keep_head(
+    State(daemon): State<Arc<Daemon>>,
+    request: Request,
+) -> Result<Json<Value>, Fault> {
+    let head: Head = parsed(request).await?;
+    let is_hash = head.head.len() == 64 && head.head.bytes().all(|b| b.is_ascii_hexdigit());
+    if !is_hash {
+        return Err(Fault::new(Code::Invalid, "head is not a SHA-256 in hex"));
+    }
+    let line = Line {
+        session: Some(head.session),
+        reason: Some(format!("session head after {} events: {}", head.events, head.head)),
+        generation: daemon.policies.current().number,
+        ..Line::default()
+    };
+    daemon.audit.note(line).await.map_err(audit_fault)?;
+    Ok(Json(json!({})))
+}
+
+async fn scrub_texts(
+    State(daemon): State<Arc<Daemon>>,
+    request: Request,
+) -> Result<Json<ScrubReply>, Fault> {
+    let asked: ScrubRequest = parsed(request).await?;
+    let generation = daemon.policies.current();
+    let policy = generation.environment(&asked.environment).ok_or_else(|| {
+        Fault::new(Code::Missing, format!("no environment {:?}", asked.environment))
+    })?;
+    let credentials: Vec<_> = policy.credentials.values().cloned().collect();
+    let patterns = daemon.vault.patterns(&credentials).await.map_err(vault_fault)?;
+    let mut found = 0;
+    let texts = asked
+        .texts
+        .iter()
+        .map(|text| {
+            let (text, masked) = scrub::scrub_text(&patterns, text);
+            found += masked;
+            text
+        })
+        .collect();
+    Ok(Json(ScrubReply { texts, found }))
+}
+
+async fn list_leases(State(daemon): State<Arc<Daemon>>) -> Json<Value> {
+    Json(json!({ "leases": daemon.leases.views() }))
+}
+
+async fn reload(State(daemon): State<Arc<Daemon>>) -> Result<Json<Value>, Fault> {
+    let generation = crate::reload(&daemon).await.map_err(|mistakes| {
+        Fault::new(Code::Invalid, mistakes.to_string())
+            .with_hint("nothing was changed: the former policies stay in force")
+    })?;
+    Ok(Json(json!({ "generation": generation })))
+}
+
+/// A change of secrets is recorded; when that fails the caller must know.
+async fn note(daemon: &Daemon, reason: String) -> Result<(), Fault> {
+    let generation = daemon.policies.current().number;
+    let line = Line { reason: Some(reason), generation, ..Line::default() };
+    daemon.audit.note(line).await.map(|_| ()).map_err(audit_fault)
+}
+
+fn vault_fault(error: VaultError) -> Fault {
+    let code = match &error {
+        VaultError::Gone | VaultError::Failed(_) => Code::Unavailable,
+        VaultError::Missing(_) => Code::NotFound,
+        VaultError::Refused(_) => Code::Denied,
+        VaultError::Invalid(_) => Code::Invalid,
+        VaultError::Key(_) => Code::Internal,
+    };
+    Fault::new(code, error.to_string())
+}
+
+fn audit_fault(error: AuditError) -> Fault {
+    Fault::new(Code::Unavailable, error.to_string())
+}

@@ -19,7 +19,7 @@ impl Fields {
 
     /// The value of the first field of that name.
     pub fn first(&self, name: &str) -> Option<&Bytes> {
-        self.all(name).next()
+        self.0.iter().find(|(n, _)| is(n, name)).map(|(_, value)| value)
     }
 
     /// The values of all fields of that name, in order.

@@ -1,1 +1,286 @@
-//! Being written.
+//! The live leases: who may use proxyd, under which policy, with which names and flows.
+//!
+//! A lease lives as long as its connection ([`serve`]). When that ends, its listeners and flows
+//! end at once; its name bindings stay for a grace time unless the holder closed it properly.
+
+pub mod flow;
+pub mod names;
+pub mod serve;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ipc::id::{CallId, LeaseId, SandboxId, SessionId};
+use ipc::lease::{GRACE_SECONDS, Holder, Open};
+use ipc::vault::LeaseInfo as LeaseView;
+use policies::Policy;
+use sha2::{Digest, Sha256};
+use tokio_util::sync::CancellationToken;
+
+use crate::audit::Line;
+use crate::policy::Generation;
+use flow::Flows;
+use names::Names;
+
+/// Leases at once. One host does not run more sandboxes than this.
+const LEASES_MAX: usize = 16 * 1024;
+/// Refused lookups of one lease that the audit shows.
+const REFUSALS_SHOWN: u32 = 256;
+/// Calls that one lease may have running at once, as its holder says.
+const CALLS_MAX: usize = 64;
+
+/// One principal's right to use proxyd.
+pub struct Lease {
+    pub id: LeaseId,
+    pub holder: Holder,
+    pub environment: String,
+    pub owner: String,
+    pub sandbox: Option<SandboxId>,
+    pub session: Option<SessionId>,
+    pub names: Names,
+    pub flows: Flows,
+    /// Cancelled when the lease ends: everything under it ends then.
+    pub end: CancellationToken,
+    calls: Mutex<Vec<CallId>>,
+    refusals: AtomicU32,
+    /// The policy of the generation last asked for.
+    policy: Mutex<Option<(u64, Arc<Policy>)>>,
+}
+
+impl Lease {
+    fn new(open: Open, names: Names, end: CancellationToken) -> Self {
+        Self {
+            id: open.lease,
+            holder: open.holder,
+            environment: open.environment,
+            owner: open.owner,
+            sandbox: open.sandbox,
+            session: open.session,
+            names,
+            flows: Flows::default(),
+            end,
+            calls: Mutex::new(Vec::new()),
+            refusals: AtomicU32::new(0),
+            policy: Mutex::new(None),
+        }
+    }
+
+    /// What rules this lease now; nothing when its environment is gone. harnessd on behalf of a
+    /// session may reach that environment's MCP servers and nothing its sandboxes may reach.
+    pub fn policy(&self, generation: &Generation) -> Option<(Arc<Policy>, u64)> {
+        let mut kept = self.policy.lock().expect("no holder of this lock panics");
+        if let Some((number, policy)) = &*kept
+            && *number == generation.number
+        {
+            return Some((Arc::clone(policy), *number));
+        }
+        let whole = generation.environment(&self.environment)?;
+        let policy = match (self.holder, &self.session) {
+            (Holder::Harness, Some(_)) => Arc::new(whole.for_mcp()),
+            _ => Arc::clone(whole),
+        };
+        *kept = Some((generation.number, Arc::clone(&policy)));
+        Some((policy, generation.number))
+    }
+
+    /// An audit line with everything that is the lease's.
+    pub fn line(&self) -> Line {
+        Line {
+            lease: Some(self.id.clone()),
+            session: self.session.clone(),
+            sandbox: self.sandbox.clone(),
+            calls: self.calls().clone(),
+            environment: Some(self.environment.clone()),
+            ..Line::default()
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Vec<CallId>> {
+        self.calls.lock().expect("no holder of this lock panics")
+    }
+
+    fn call_started(&self, call: CallId) {
+        let mut calls = self.calls();
+        if calls.len() < CALLS_MAX && !calls.contains(&call) {
+            calls.push(call);
+        }
+    }
+
+    fn call_finished(&self, call: &CallId) {
+        self.calls().retain(|running| running != call);
+    }
+
+    /// Whether one more refused lookup is to be recorded.
+    pub fn first_refusals(&self) -> bool {
+        self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_SHOWN
+    }
+
+    fn view(&self) -> LeaseView {
+        LeaseView {
+            lease: self.id.clone(),
+            holder: self.holder,
+            environment: self.environment.clone(),
+            owner: self.owner.clone(),
+            sandbox: self.sandbox.clone(),
+            session: self.session.clone(),
+            flows: self.flows.count(),
+            connected: true,
+        }
+    }
+}
+
+/// Why a lease cannot be entered.
+#[derive(Debug, thiserror::Error)]
+pub enum EnterError {
+    #[error("lease {0} is open already")]
+    Open(LeaseId),
+    #[error("{LEASES_MAX} leases are open")]
+    Full,
+    #[error("lease {lease}: {source}")]
+    Names { lease: LeaseId, source: names::OpenError },
+}
+
+/// All leases. Tokens are kept as hashes: looking one up takes no time that tells how much of it
+/// was right.
+pub struct Leases {
+    dir: PathBuf,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    live: HashMap<LeaseId, Option<Arc<Lease>>>,
+    tokens: HashMap<[u8; 32], LeaseId>,
+    /// Leases that ended without a close, and until when their names are kept.
+    graced: HashMap<LeaseId, Instant>,
+}
+
+impl Leases {
+    /// `dir` holds one file of name bindings a lease. Those of leases that are not opened again
+    /// within the grace time are removed.
+    pub fn open(dir: &Path) -> std::io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let until = Instant::now() + Duration::from_secs(GRACE_SECONDS);
+        let mut table = Table::default();
+        for entry in std::fs::read_dir(dir)? {
+            if let Some(id) = entry?.file_name().to_str().and_then(|n| LeaseId::parse(n).ok()) {
+                table.graced.insert(id, until);
+            }
+        }
+        Ok(Self { dir: dir.to_owned(), table: Mutex::new(table) })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("no holder of this lock panics")
+    }
+
+    /// Takes a lease in, with the token that stands for it.
+    fn enter(
+        &self,
+        open: Open,
+        token: Option<&str>,
+        end: CancellationToken,
+    ) -> Result<Arc<Lease>, EnterError> {
+        let id = open.lease.clone();
+        self.reserve(&id)?;
+        let stamp = format!("{} {}", open.owner, open.environment);
+        match Names::open(&self.dir.join(id.as_str()), &stamp) {
+            Ok(names) => {
+                let lease = Arc::new(Lease::new(open, names, end));
+                let mut table = self.table();
+                table.live.insert(id.clone(), Some(Arc::clone(&lease)));
+                if let Some(token) = token {
+                    table.tokens.insert(hash(token), id);
+                }
+                Ok(lease)
+            }
+            Err(source) => {
+                self.table().live.remove(&id);
+                Err(EnterError::Names { lease: id, source })
+            }
+        }
+    }
+
+    /// Holds the id while its bindings are read, so that nobody removes them meanwhile.
+    fn reserve(&self, id: &LeaseId) -> Result<(), EnterError> {
+        let mut table = self.table();
+        if table.live.len() >= LEASES_MAX {
+            return Err(EnterError::Full);
+        }
+        if table.live.contains_key(id) {
+            return Err(EnterError::Open(id.clone()));
+        }
+        table.graced.remove(id);
+        table.live.insert(id.clone(), None);
+        Ok(())
+    }
+
+    /// Ends a lease: flows stop, its token is void. Bindings go now after a close, after the
+    /// grace time otherwise.
+    fn leave(&self, lease: &Lease, closed: bool) {
+        lease.end.cancel();
+        let mut table = self.table();
+        table.live.remove(&lease.id);
+        table.tokens.retain(|_, id| *id != lease.id);
+        if closed {
+            lease.names.remove();
+        } else {
+            let until = Instant::now() + Duration::from_secs(GRACE_SECONDS);
+            table.graced.insert(lease.id.clone(), until);
+        }
+    }
+
+    /// Forgets the bindings of leases whose grace time is over, for as long as the daemon runs.
+    pub async fn sweep(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let mut table = self.table();
+            let now = Instant::now();
+            let dir = &self.dir;
+            table.graced.retain(|id, until| {
+                if *until > now {
+                    return true;
+                }
+                // Whatever cannot be removed now is seen again at the next start.
+                let _ = std::fs::remove_file(dir.join(id.as_str()));
+                false
+            });
+        }
+    }
+
+    /// The lease that a token stands for.
+    pub fn by_token(&self, token: &str) -> Option<Arc<Lease>> {
+        let table = self.table();
+        let id = table.tokens.get(&hash(token))?;
+        table.live.get(id)?.clone()
+    }
+
+    pub fn views(&self) -> Vec<LeaseView> {
+        let mut views: Vec<_> = self.live().iter().map(|lease| lease.view()).collect();
+        views.sort_by(|a, b| a.lease.cmp(&b.lease));
+        views
+    }
+
+    fn live(&self) -> Vec<Arc<Lease>> {
+        self.table().live.values().flatten().cloned().collect()
+    }
+
+    /// Stops every flow that the new policies no longer allow, and every lease whose environment
+    /// is gone.
+    pub fn judge_again(&self, generation: &Generation) {
+        for lease in self.live() {
+            match lease.policy(generation) {
+                Some((policy, _)) => lease.flows.judge_again(&policy),
+                None => lease.end.cancel(),
+            }
+        }
+    }
+}
+
+fn hash(token: &str) -> [u8; 32] {
+    Sha256::digest(token.as_bytes()).into()
+}

@@ -2,31 +2,197 @@
 //!
 //! Read [`request`] first: one request's life in order. Then `entry` (how connections come in),
 //! `relay` (how bytes go on), `upstream` (whom they reach), `inject` and `scrub` (where a secret
-//! meets an exchange), `vault` (the child process that holds secrets).
+//! meets an exchange), `vault` (the child process that holds secrets). [`run`] puts them together.
+
+mod request;
+
+mod entry;
+mod lease;
+mod policy;
+
+mod dns;
+mod head;
+mod relay;
+mod reply;
+mod tls;
+mod upstream;
+
+mod inject;
+mod scrub;
+mod vault;
 
 mod audit;
 mod config;
 mod control;
-mod dns;
-mod entry;
-mod head;
-mod inject;
-mod lease;
-mod relay;
-mod reply;
-mod request;
-mod scrub;
+mod start;
 mod sys;
-mod tls;
-mod upstream;
-mod vault;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use ipc::daemon::SelfExec;
+use ipc::peer::Principal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use audit::{Audit, Line};
+use config::{Arguments, Config};
+use lease::Leases;
+use policy::{Mistakes, Policies};
+use start::{Prepared, StartError};
+use tls::leaf::Leaves;
+use upstream::Upstreams;
+use vault::{Vault, VaultFacts};
+
+/// How long flows may still run when the daemon is told to end.
+const DRAIN: Duration = Duration::from_secs(2);
+/// How often the policy files are looked at.
+const POLICY_LOOK: Duration = Duration::from_secs(1);
+
+/// What every connection needs.
+pub(crate) struct Daemon {
+    trusted_uids: Vec<u32>,
+    policies: Policies,
+    vault: Vault,
+    facts: VaultFacts,
+    audit: Audit,
+    leaves: Leaves,
+    leases: Arc<Leases>,
+    upstreams: Upstreams,
+    /// Everything that is under way.
+    tasks: TaskTracker,
+    /// Cancelled when flows are to end.
+    ending: CancellationToken,
+}
+
+impl Daemon {
+    /// Whether a peer is root, this daemon's own user, or one of the other daemons.
+    fn trusts(&self, peer: Principal) -> bool {
+        peer.uid == 0 || peer.uid == Principal::own().uid || self.trusted_uids.contains(&peer.uid)
+    }
+}
 
 /// Runs proxyd, or its vault child when the first argument is the hidden role `vault`. `prefix`
 /// is what to put before the role when this program starts itself again.
-pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
-    let _ = (prefix, args);
-    ExitCode::from(1)
+pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
+    if args.first().is_some_and(|role| role == "vault") {
+        args.remove(0);
+        return vault::child::main(args);
+    }
+    let arguments = match Arguments::parse_from_rest(args) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Printing to a closed terminal changes nothing about the outcome.
+            let _ = error.print();
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return ExitCode::from(if asked { 0 } else { 2 });
+        }
+    };
+    let exec = SelfExec { prefix: prefix.iter().map(OsString::from).collect() };
+    match run(&exec, &arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("proxyd: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// From configuration to the end of the last flow.
+fn run(exec: &SelfExec, arguments: &Arguments) -> Result<(), StartError> {
+    let config = Config::load(arguments)?;
+    if arguments.check {
+        return start::check(&config);
+    }
+    start::log(config.log);
+    let prepared = start::prepare(exec, config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(StartError::Runtime)?;
+    let outcome = runtime.block_on(serve(prepared));
+    // A lookup of the host's resolver or accounts may hang; it must not keep the process.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    outcome
+}
+
+/// Serves until a signal, or until the vault is gone.
+async fn serve(prepared: Prepared) -> Result<(), StartError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(StartError::Runtime)?;
+    let stop = CancellationToken::new();
+    let (daemon, sockets) = start::assemble(prepared)?;
+    let vault = daemon.vault.clone();
+    let control = ipc::http::serve(
+        sockets.control,
+        control::router(Arc::clone(&daemon)),
+        stop.clone(),
+        control::DRAIN,
+    );
+    let control = tokio::spawn(control);
+    tokio::spawn(lease::serve::serve(Arc::clone(&daemon), sockets.lease, stop.clone()));
+    tokio::spawn(entry::explicit::serve(Arc::clone(&daemon), sockets.egress, stop.clone()));
+    tokio::spawn(Arc::clone(&daemon.leases).sweep());
+    tokio::spawn(daemon.upstreams.clone().sweep());
+    ipc::daemon::ready("serving");
+    tracing::info!(generation = daemon.policies.current().number, "proxyd serves");
+    let mut look = tokio::time::interval(POLICY_LOOK);
+    let mut alive =
+        tokio::time::interval(ipc::daemon::watchdog_period().unwrap_or(Duration::from_secs(3600)));
+    let outcome = loop {
+        tokio::select! {
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+            () = vault.gone() => break Err(StartError::VaultGone),
+            _ = hangup.recv() => report(reload(&daemon).await),
+            _ = look.tick() => {
+                if daemon.policies.have_changed() {
+                    report(reload(&daemon).await);
+                }
+            }
+            _ = alive.tick() => ipc::daemon::alive(),
+        }
+    };
+    drain(&daemon, &stop).await;
+    // The control socket drains beside the flows; what is left of it ends with the runtime.
+    let _ = tokio::time::timeout(control::DRAIN, control).await;
+    daemon.audit.close().await;
+    outcome
+}
+
+/// Takes nothing new, lets flows end for a moment, ends the rest.
+async fn drain(daemon: &Daemon, stop: &CancellationToken) {
+    ipc::daemon::stopping();
+    tracing::info!("proxyd drains");
+    stop.cancel();
+    daemon.tasks.close();
+    if tokio::time::timeout(DRAIN, daemon.tasks.wait()).await.is_err() {
+        daemon.ending.cancel();
+        // Flows see the cancellation at their next step; their outcomes are recorded then.
+        let _ = tokio::time::timeout(DRAIN, daemon.tasks.wait()).await;
+    }
+}
+
+/// Puts changed policy files in force: new requests are judged by them at once, and flows that
+/// they no longer allow are stopped.
+pub(crate) async fn reload(daemon: &Daemon) -> Result<u64, Mistakes> {
+    let generation = daemon.policies.reload()?;
+    daemon.leases.judge_again(&daemon.policies.current());
+    tracing::info!(generation, "policies loaded");
+    let reason = Some(format!("policies loaded as generation {generation}"));
+    if let Err(error) = daemon.audit.note(Line { reason, generation, ..Line::default() }).await {
+        tracing::error!(%error, "cannot record a reload");
+    }
+    Ok(generation)
+}
+
+fn report(outcome: Result<u64, Mistakes>) {
+    if let Err(mistakes) = outcome {
+        tracing::error!(%mistakes, "changed policies are not loaded, the former stay in force");
+    }
 }

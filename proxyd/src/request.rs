@@ -1,1 +1,359 @@
-//! Being written.
+//! One request's life, in order: the function to read first.
+//!
+//! [`answer`] judges, records, carries. Nothing is sent to an upstream before the decision stands
+//! in the audit; a request that was allowed leaves its outcome there however it ends, because the
+//! record is made when [`Outcome`] is dropped.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ipc::id::RequestId;
+use policies::{Decision, EgressRequest, Host, Permit, Policy, Scheme};
+
+use crate::Daemon;
+use crate::audit::Line;
+use crate::head::RequestHead;
+use crate::inject::{self, Injected, LeaseContext};
+use crate::lease::Lease;
+use crate::lease::flow::{Entry, Flow};
+use crate::relay::body::BodyIn;
+use crate::relay::exchange::{self, ExchangeError, Legs, Tally};
+use crate::relay::h1::framing::Framing;
+use crate::relay::responder::Responder;
+use crate::reply::{self, Form, Refusal};
+use crate::scrub::ACCEPTED_ENCODINGS;
+use crate::upstream::{Link, UpstreamError, Want};
+
+/// What was verified about a connection before its requests were read.
+#[derive(Clone)]
+pub struct Scene {
+    pub daemon: Arc<Daemon>,
+    pub lease: Arc<Lease>,
+    pub scheme: Scheme,
+    /// By the lease's DNS answer, the literal address, or the authority of CONNECT.
+    pub host: Host,
+    pub port: u16,
+    /// Set where the connection is already refused, and recorded: every request on it gets this.
+    pub standing: Option<(RequestId, Refusal)>,
+}
+
+/// One request on its way through.
+pub struct Asked<'a> {
+    pub head: RequestHead,
+    pub framing: Framing,
+    /// The protocol to switch to, if the client asks for an upgrade.
+    pub upgrade: Option<Bytes>,
+    /// What the client's own leg speaks: the upstream leg had better speak it too.
+    pub want: Want,
+    pub body: BodyIn<'a>,
+    pub responder: Responder<'a>,
+}
+
+/// Answers one request, one way or the other.
+pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
+    let form = Form::of(&asked.head.headers);
+    if let Some((id, refusal)) = &scene.standing {
+        refuse(scene, &mut asked, refusal, form, id).await;
+        return asked;
+    }
+    let id = RequestId::random();
+    let line = line(scene, &asked.head, &id);
+    match judge(scene, &mut asked, line).await {
+        Ok(judged) => carry(scene, &mut asked, judged, form, &id).await,
+        Err(refusal) => refuse(scene, &mut asked, &refusal, form, &id).await,
+    }
+    asked
+}
+
+/// A request that may leave: its decision is recorded.
+struct Judged {
+    permit: Permit,
+    injected: Injected,
+    outcome: Outcome,
+    flow: Entry,
+}
+
+/// Decides, injects, and records which way it went. A refusal that comes out is recorded too.
+async fn judge(scene: &Scene, asked: &mut Asked<'_>, mut line: Line) -> Result<Judged, Refusal> {
+    match decide_and_inject(scene, asked, &mut line).await {
+        Ok((permit, injected, flow)) => {
+            line.credential.clone_from(&injected.credential);
+            let recorded = scene.daemon.audit.decide(true, line.clone()).await;
+            recorded.inspect_err(|error| {
+                tracing::error!(%error, "request stopped: the audit cannot be written");
+            })?;
+            let outcome = Outcome::new(Arc::clone(&scene.daemon), line);
+            Ok(Judged { permit, injected, outcome, flow })
+        }
+        Err(refusal) => {
+            record_denied(&scene.daemon, line, &refusal).await;
+            Err(refusal)
+        }
+    }
+}
+
+async fn decide_and_inject(
+    scene: &Scene,
+    asked: &mut Asked<'_>,
+    line: &mut Line,
+) -> Result<(Permit, Injected, Entry), Refusal> {
+    check_authority(scene, &asked.head)?;
+    let (policy, generation) =
+        scene.lease.policy(&scene.daemon.policies.current()).ok_or_else(environment_gone)?;
+    line.generation = generation;
+    let flow = flow(scene, &asked.head)?;
+    let permit = decide(&policy, &flow)?;
+    line.rule = Some(permit.rule().to_owned());
+    let context = LeaseContext {
+        lease: scene.lease.id.clone(),
+        environment: scene.lease.environment.clone(),
+        policy,
+    };
+    let vault = &scene.daemon.vault;
+    let injected = inject::inject(&permit, vault, &context, &mut asked.head).await?;
+    if injected.patterns.is_some() {
+        prepare_for_search(asked);
+    }
+    Ok((permit, injected, scene.lease.flows.enter(flow)))
+}
+
+/// The name in the request must be the verified one: another name behind it would be answered by
+/// a virtual host that nobody judged (domain fronting).
+fn check_authority(scene: &Scene, head: &RequestHead) -> Result<(), Refusal> {
+    let named = crate::entry::authority::parse(&head.authority);
+    let same = named.is_some_and(|(host, port)| {
+        host == scene.host && port.is_none_or(|port| port == scene.port)
+    });
+    if same {
+        return Ok(());
+    }
+    let verified = scene.host.authority(scene.port);
+    let reason = format!("the request names {:?} on a connection to {verified}", head.authority);
+    Err(Refusal::denied(421, "authority_mismatch", reason))
+}
+
+pub fn environment_gone() -> Refusal {
+    Refusal::denied(403, "environment_gone", "the policy of this environment is gone")
+}
+
+fn flow(scene: &Scene, head: &RequestHead) -> Result<Flow, Refusal> {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec());
+    let parts = (text(&head.method), text(head.path()), head.query().map(text).transpose());
+    let (Ok(method), Ok(path), Ok(query)) = parts else {
+        return Err(Refusal::denied(400, "request_malformed", "the request target is not ASCII"));
+    };
+    let (scheme, host, port) = (scene.scheme, scene.host.clone(), scene.port);
+    Ok(Flow::Request { scheme, host, port, method, path, query })
+}
+
+fn decide(policy: &Policy, flow: &Flow) -> Result<Permit, Refusal> {
+    let Flow::Request { scheme, host, port, method, path, query } = flow else {
+        return Err(environment_gone());
+    };
+    let request =
+        EgressRequest { scheme: *scheme, host, port: *port, method, path, query: query.as_deref() };
+    match policy.decide(&request) {
+        Decision::Allowed(permit) => Ok(permit),
+        Decision::Denied(denial) => Err(denial.into()),
+    }
+}
+
+/// Keeps the answer in a form that can be searched for what was injected.
+fn prepare_for_search(asked: &mut Asked<'_>) {
+    let headers = &mut asked.head.headers;
+    if headers.contains("accept-encoding") {
+        let readable = |coding: &[u8]| {
+            let name = coding.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+            ACCEPTED_ENCODINGS.split(", ").any(|a| name.eq_ignore_ascii_case(a.as_bytes()))
+        };
+        let kept: Vec<_> = headers.members("accept-encoding").filter(|c| readable(c)).collect();
+        let value = if kept.is_empty() { b"identity".to_vec() } else { kept.join(&b", "[..]) };
+        headers.set("accept-encoding", value.into());
+    }
+    // Compressed frames of an upgraded connection could not be searched.
+    headers.remove_all("sec-websocket-extensions");
+}
+
+/// Sends the request on and the answer back.
+async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form, id: &RequestId) {
+    let Judged { permit, injected, mut outcome, flow } = judged;
+    let carried = tokio::select! {
+        carried = exchange(scene, asked, permit, &injected, &mut outcome) => carried,
+        () = flow.stop.cancelled() => {
+            Err(Refusal::denied(403, "policy_changed", "the policy no longer allows this request"))
+        }
+    };
+    if let Err(refusal) = carried {
+        outcome.refused(&refusal);
+        if asked.responder.has_started() {
+            asked.responder.abort();
+        } else {
+            refuse(scene, asked, &refusal, form, id).await;
+        }
+    } else {
+        outcome.done();
+    }
+}
+
+/// Finds a connection, sends the head, moves both bodies. A request without a body that may be
+/// repeated is sent once more when a kept connection turned out to be closed.
+async fn exchange(
+    scene: &Scene,
+    asked: &mut Asked<'_>,
+    permit: Permit,
+    injected: &Injected,
+    outcome: &mut Outcome,
+) -> Result<(), Refusal> {
+    let upstreams = &scene.daemon.upstreams;
+    let repeatable = asked.framing == Framing::None
+        && asked.upgrade.is_none()
+        && matches!(&asked.head.method[..], b"GET" | b"HEAD" | b"OPTIONS");
+    let environment = &scene.lease.environment;
+    let want = if asked.upgrade.is_some() { Want::Http1Only } else { asked.want };
+    let mut link = upstreams.link(permit, scene.scheme, environment, want, !repeatable).await?;
+    outcome.line.address = Some(link.address.to_string());
+    loop {
+        let sent = attempt(&mut link, asked, injected, &outcome.tally).await;
+        let again = match &sent {
+            Ok(()) => {
+                upstreams.release(link);
+                return Ok(());
+            }
+            Err(Attempt::Send(_)) => repeatable || link.shares(),
+            Err(Attempt::Exchange(error)) => repeatable && error.is_stale(),
+        };
+        if !(link.reused && again) || asked.responder.has_started() {
+            return sent.map_err(Refusal::from);
+        }
+        link = upstreams.redial(link).await?;
+        outcome.line.address = Some(link.address.to_string());
+    }
+}
+
+enum Attempt {
+    Send(UpstreamError),
+    Exchange(ExchangeError),
+}
+
+impl From<Attempt> for Refusal {
+    fn from(attempt: Attempt) -> Self {
+        match attempt {
+            Attempt::Send(error) => error.into(),
+            Attempt::Exchange(error) => (&error).into(),
+        }
+    }
+}
+
+async fn attempt(
+    link: &mut Link,
+    asked: &mut Asked<'_>,
+    injected: &Injected,
+    tally: &Tally,
+) -> Result<(), Attempt> {
+    let sent = link.send(&asked.head, asked.framing, asked.upgrade.as_ref()).await;
+    let (out, answer) = sent.map_err(Attempt::Send)?;
+    let legs = Legs {
+        body: &mut asked.body,
+        responder: &mut asked.responder,
+        patterns: injected.patterns.as_ref(),
+        tally,
+    };
+    exchange::run(legs, out, answer).await.map_err(Attempt::Exchange)
+}
+
+async fn refuse(
+    scene: &Scene,
+    asked: &mut Asked<'_>,
+    refusal: &Refusal,
+    form: Form,
+    id: &RequestId,
+) {
+    if !asked.body.is_done() {
+        asked.responder.close();
+    }
+    let environment = &scene.lease.environment;
+    // The client may have gone; the decision is recorded already.
+    let _ = reply::send(&mut asked.responder, refusal, form, id, environment).await;
+}
+
+/// The audit line of one request, as far as it is known before judging it.
+fn line(scene: &Scene, head: &RequestHead, id: &RequestId) -> Line {
+    let text = |bytes: &[u8]| Some(String::from_utf8_lossy(bytes).into_owned());
+    Line {
+        request: Some(id.clone()),
+        entry: Some("http".to_owned()),
+        host: Some(scene.host.to_string()),
+        port: Some(scene.port),
+        method: text(&head.method),
+        path: text(head.path()),
+        ..scene.lease.line()
+    }
+}
+
+/// Records a refusal. Nothing leaves either way, so a record that fails stops nothing further.
+pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
+    tracing::info!(
+        lease = line.lease.as_ref().map(|lease| lease.as_str()),
+        host = line.host,
+        rule = refusal.rule,
+        code = refusal.code,
+        "request denied"
+    );
+    line.rule = refusal.rule.clone().or(line.rule);
+    line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
+    line.status = Some(refusal.status);
+    if let Err(error) = daemon.audit.decide(false, line).await {
+        tracing::error!(%error, "cannot record a denial");
+    }
+}
+
+/// The second record of an allowed exchange: made when this is dropped, however that comes.
+pub struct Outcome {
+    daemon: Arc<Daemon>,
+    pub line: Line,
+    pub tally: Tally,
+}
+
+impl Outcome {
+    /// `line` is that of the decision.
+    pub fn new(daemon: Arc<Daemon>, line: Line) -> Self {
+        let reason = Some("broken off: the lease or proxyd ended".to_owned());
+        Self { daemon, line: Line { reason, ..line }, tally: Tally::default() }
+    }
+
+    pub fn done(&mut self) {
+        self.line.reason = None;
+    }
+
+    pub fn refused(&mut self, refusal: &Refusal) {
+        self.line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
+        if self.tally.status().is_none() {
+            self.line.status = Some(refusal.status);
+        }
+    }
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        let mut line = std::mem::take(&mut self.line);
+        line.status = self.tally.status().or(line.status);
+        line.bytes_up = Some(self.tally.up());
+        line.bytes_down = Some(self.tally.down());
+        line.duration_ms = Some(self.tally.elapsed_ms());
+        line.scrubbed = Some(self.tally.scrubbed());
+        tracing::info!(
+            lease = line.lease.as_ref().map(|lease| lease.as_str()),
+            host = line.host,
+            rule = line.rule,
+            status = line.status,
+            ms = line.duration_ms,
+            "request ended"
+        );
+        let daemon = Arc::clone(&self.daemon);
+        self.daemon.tasks.spawn(async move {
+            if let Err(error) = daemon.audit.outcome(line).await {
+                tracing::error!(%error, "cannot record an outcome");
+            }
+        });
+    }
+}

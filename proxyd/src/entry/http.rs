@@ -1,0 +1,181 @@
+//! Requests on a connection whose name is verified: HTTP/1.1 one after the other, HTTP/2 at once.
+
+use bytes::Bytes;
+use ipc::id::RequestId;
+use policies::Scheme;
+
+use super::authority;
+use crate::audit::Line;
+use crate::head::RequestHead;
+use crate::relay::h1::framing::Version;
+use crate::relay::h1::server::{Connection, Incoming, NextError};
+use crate::relay::h2;
+use crate::relay::responder::Responder;
+use crate::relay::stream::Stream;
+use crate::reply::{self, Form, Refusal};
+use crate::request::{self, Asked, Scene};
+use crate::upstream::Want;
+
+/// Serves HTTP/1.1 until the connection ends.
+pub async fn serve_h1(scene: &Scene, stream: Stream) {
+    let mut connection = Connection::new(stream);
+    let clean = loop {
+        let incoming = match connection.next().await {
+            Ok(incoming) => incoming,
+            Err(error) => {
+                refuse_head(scene, &mut connection, &error).await;
+                break true;
+            }
+        };
+        match one(scene, &mut connection, incoming).await {
+            After::Next => {}
+            After::Close => break true,
+            After::Broken => break false,
+        }
+    };
+    // An answer that broke off must not look whole: then the connection just goes.
+    if clean {
+        connection.close().await;
+    }
+}
+
+/// What a request left of its connection.
+pub enum After {
+    Next,
+    Close,
+    Broken,
+}
+
+async fn one(scene: &Scene, connection: &mut Connection, incoming: Incoming) -> After {
+    match head(scene, &incoming) {
+        Ok(head) => pass(scene, connection, incoming, head).await,
+        Err(refusal) => {
+            let id = RequestId::random();
+            let line = head_line(scene, &id);
+            request::record_denied(&scene.daemon, line, &refusal).await;
+            reply_once(scene, connection, &refusal, &id).await;
+            After::Close
+        }
+    }
+}
+
+/// Hands one request over and says what is left of the connection after it.
+pub async fn pass(
+    scene: &Scene,
+    connection: &mut Connection,
+    incoming: Incoming,
+    head: RequestHead,
+) -> After {
+    let (body, reply) = connection.parts(&incoming);
+    let asked = Asked {
+        head,
+        framing: incoming.framing,
+        upgrade: incoming.connection.upgrade,
+        want: Want::Http1,
+        body,
+        responder: Responder::H1(reply),
+    };
+    let asked = request::answer(scene, asked).await;
+    let Responder::H1(reply) = &asked.responder else { return After::Broken };
+    if !reply.is_whole() {
+        After::Broken
+    } else if reply.stays_open() && asked.body.is_done() {
+        After::Next
+    } else {
+        After::Close
+    }
+}
+
+/// The head as it goes on. A target in absolute form must name the verified host too.
+fn head(scene: &Scene, incoming: &Incoming) -> Result<RequestHead, Refusal> {
+    let raw = &incoming.raw;
+    let malformed = |reason: &str| Refusal::denied(400, "request_malformed", reason);
+    let host = host_field(incoming)?;
+    let text = std::str::from_utf8(&raw.target).map_err(|_| malformed("target is not text"))?;
+    let target = if text.starts_with('/') || text == "*" && raw.method == "OPTIONS" {
+        raw.target.clone()
+    } else {
+        let absolute = authority::absolute(text)
+            .ok_or_else(|| malformed("the request target is neither a path nor a URI"))?;
+        let (same_host, same_scheme) =
+            (absolute.authority.eq_ignore_ascii_case(&host), absolute.scheme == scene.scheme);
+        if !same_host || !same_scheme {
+            let reason = "the request target names another host or scheme than the connection";
+            return Err(Refusal::denied(421, "authority_mismatch", reason));
+        }
+        Bytes::from(absolute.target)
+    };
+    Ok(RequestHead {
+        method: raw.method.clone(),
+        target,
+        scheme: scene.scheme,
+        authority: host,
+        headers: raw.headers.clone(),
+    })
+}
+
+/// The one Host field. HTTP/1.0 needs none; two would be read differently by different servers.
+pub fn host_field(incoming: &Incoming) -> Result<String, Refusal> {
+    let malformed = |reason: &str| Refusal::denied(400, "request_malformed", reason);
+    let mut hosts = incoming.raw.headers.all("host");
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        let version = incoming.raw.version;
+        let reason = if version == Version::Http10 {
+            "HTTP/1.0 without exactly one Host field"
+        } else {
+            "not exactly one Host field"
+        };
+        return Err(malformed(reason));
+    };
+    String::from_utf8(host.to_vec()).map_err(|_| malformed("the Host field is not text"))
+}
+
+/// Answers a head that could not be read, and records it.
+pub async fn refuse_head(scene: &Scene, connection: &mut Connection, error: &NextError) {
+    let Some(status) = error.status() else { return };
+    let refusal = Refusal::denied(status, "request_malformed", error.to_string());
+    let id = RequestId::random();
+    if scene.standing.is_none() {
+        request::record_denied(&scene.daemon, head_line(scene, &id), &refusal).await;
+    }
+    reply_once(scene, connection, &refusal, &id).await;
+}
+
+async fn reply_once(scene: &Scene, connection: &mut Connection, refusal: &Refusal, id: &RequestId) {
+    let mut responder = Responder::H1(connection.refusal());
+    let environment = &scene.lease.environment;
+    // The client may have gone; the refusal is recorded already.
+    let _ = reply::send(&mut responder, refusal, Form::Json, id, environment).await;
+}
+
+fn head_line(scene: &Scene, id: &RequestId) -> Line {
+    Line {
+        request: Some(id.clone()),
+        entry: Some("http".to_owned()),
+        host: Some(scene.host.to_string()),
+        port: Some(scene.port),
+        generation: scene.daemon.policies.current().number,
+        ..scene.lease.line()
+    }
+}
+
+/// Serves HTTP/2 until the connection ends.
+pub async fn serve_h2(scene: &Scene, stream: Stream) {
+    let served = h2::server::serve(stream, Scheme::Https, |incoming| {
+        let scene = scene.clone();
+        async move {
+            let asked = Asked {
+                head: incoming.head,
+                framing: incoming.framing,
+                upgrade: None,
+                want: Want::Http2,
+                body: incoming.body,
+                responder: incoming.responder,
+            };
+            request::answer(&scene, asked).await;
+        }
+    });
+    if let Err(error) = served.await {
+        tracing::debug!(lease = %scene.lease.id, %error, "connection broke off");
+    }
+}

@@ -1,0 +1,269 @@
+//! `proxyd-lease.sock`: one connection is one lease (see `ipc::lease` for the messages).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipc::fault::{Code, Fault};
+use ipc::fd::{Channel, ChannelListener, MessageError};
+use ipc::id::random_text;
+use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};
+use ipc::peer::Principal;
+use policies::Policy;
+use tokio_util::sync::CancellationToken;
+
+use super::{EnterError, Lease};
+use crate::entry::transparent;
+use crate::sys::accounts;
+use crate::{Daemon, dns};
+
+/// How long a new connection may take to say what it wants.
+const OPEN: Duration = Duration::from_secs(10);
+/// How long a holder that comes back is given for its former connection to be noticed as gone.
+const TAKEOVER: Duration = Duration::from_secs(2);
+
+/// Accepts holders until `stop`.
+pub async fn serve(daemon: Arc<Daemon>, listener: ChannelListener, stop: CancellationToken) {
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok(channel) => {
+                let holding = hold(Arc::clone(&daemon), channel, stop.clone());
+                daemon.tasks.spawn(holding);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a lease");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// One connection from its first message to its end.
+async fn hold(daemon: Arc<Daemon>, channel: Channel, stop: CancellationToken) {
+    let Ok(peer) = channel.peer() else { return };
+    let first = tokio::time::timeout(OPEN, channel.receive::<LeaseRequest>()).await;
+    let (open, descriptors) = match first {
+        Ok(Ok((LeaseRequest::Open(open), descriptors))) => (open, descriptors),
+        Ok(Ok(_)) => {
+            let fault = Fault::new(Code::Invalid, "the first message on a lease must open it");
+            return refuse(&channel, fault).await;
+        }
+        Ok(Err(MessageError::Malformed(error))) => {
+            let text = format!("lease message is not as documented: {error}");
+            return refuse(&channel, Fault::new(Code::Invalid, text)).await;
+        }
+        _ => return,
+    };
+    let lease = match enter(&daemon, peer, open, descriptors).await {
+        Ok((lease, opened)) => {
+            if channel.send(&LeaseReply::Opened(opened), &[]).await.is_err() {
+                return daemon.leases.leave(&lease, false);
+            }
+            lease
+        }
+        Err(fault) => return refuse(&channel, fault).await,
+    };
+    tracing::info!(
+        lease = %lease.id, environment = lease.environment, owner = lease.owner, "lease opened"
+    );
+    let closed = listen(&channel, &lease, &stop).await;
+    daemon.leases.leave(&lease, closed);
+    tracing::info!(lease = %lease.id, closed, "lease ended");
+}
+
+async fn refuse(channel: &Channel, fault: Fault) {
+    tracing::warn!(code = ?fault.code, reason = fault.text, "lease refused");
+    // The peer may be gone already.
+    let _ = channel.send(&LeaseReply::Refused { fault }, &[]).await;
+}
+
+/// Follows what the holder says; whether it closed the lease properly.
+async fn listen(channel: &Channel, lease: &Lease, stop: &CancellationToken) -> bool {
+    loop {
+        let message = tokio::select! {
+            message = channel.receive::<LeaseRequest>() => message,
+            () = stop.cancelled() => return false,
+            () = lease.end.cancelled() => {
+                let reason = "the policy of this environment is gone".to_owned();
+                let _ = channel.send(&LeaseReply::Revoked { reason }, &[]).await;
+                return false;
+            }
+        };
+        match message {
+            Ok((LeaseRequest::CallStarted { call }, _)) => lease.call_started(call),
+            Ok((LeaseRequest::CallFinished { call }, _)) => lease.call_finished(&call),
+            Ok((LeaseRequest::Close, _)) => return true,
+            Ok((LeaseRequest::Open(_), _)) | Err(MessageError::Malformed(_)) => {
+                tracing::warn!(lease = %lease.id, "holder sent what no lease takes");
+                return false;
+            }
+            Err(_) => return false,
+        }
+    }
+}
+
+async fn enter(
+    daemon: &Arc<Daemon>,
+    peer: Principal,
+    open: Open,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(Arc<Lease>, Opened), Fault> {
+    check_shape(&open, &descriptors)?;
+    authorise(daemon, peer, &open)?;
+    let generation = daemon.policies.current();
+    let policy = generation.environment(&open.environment).ok_or_else(|| {
+        let file = daemon.policies.dir().join(format!("{}.toml", open.environment));
+        Fault::new(Code::Missing, format!("no policy file {}", file.display()))
+            .with_hint("an environment is a file of that name in the policies directory")
+    })?;
+    admit(policy, &open.owner)?;
+    let env = placeholders(daemon, policy, &open).await?;
+    let token = match open.holder {
+        Holder::Sandbox => None,
+        // 200 bits from the kernel's random source.
+        Holder::Harness | Holder::Explicit => Some(random_text(40)),
+    };
+    let kinds = open.descriptors.clone();
+    let lease = enter_patiently(daemon, &open, token.as_deref()).await?;
+    for (kind, descriptor) in kinds.into_iter().zip(descriptors) {
+        if let Err(error) = attach(daemon, &lease, kind, descriptor) {
+            daemon.leases.leave(&lease, false);
+            let text = format!("cannot use the {kind:?} socket of {}: {error}", lease.id);
+            return Err(Fault::new(Code::Invalid, text));
+        }
+    }
+    let opened = Opened {
+        lease: lease.id.clone(),
+        token,
+        ca_pem: daemon.vault.ca_pem().to_owned(),
+        env,
+        generation: generation.number,
+    };
+    Ok((lease, opened))
+}
+
+fn check_shape(open: &Open, descriptors: &[OwnedFd]) -> Result<(), Fault> {
+    let invalid = |text: String| Err(Fault::new(Code::Invalid, text));
+    if open.version != VERSION {
+        return invalid(format!("lease version {}: this proxyd speaks {VERSION}", open.version));
+    }
+    if open.descriptors.len() != descriptors.len() {
+        let (said, came) = (open.descriptors.len(), descriptors.len());
+        return invalid(format!("lease announces {said} descriptors and carries {came}"));
+    }
+    match open.holder {
+        Holder::Sandbox if !open.descriptors.contains(&Descriptor::Tcp) => {
+            invalid("a sandbox's lease needs a listening socket".to_owned())
+        }
+        Holder::Harness | Holder::Explicit if !descriptors.is_empty() => {
+            invalid("only a sandbox's lease carries sockets".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Who may say on whose behalf a lease is: the daemons, and everyone for himself.
+fn authorise(daemon: &Daemon, peer: Principal, open: &Open) -> Result<(), Fault> {
+    let own = open.holder == Holder::Explicit && open.owner == peer.owner();
+    if daemon.trusts(peer) || own {
+        return Ok(());
+    }
+    let text = format!("{peer} may not open a lease of {:?} for {}", open.holder, open.owner);
+    Err(Fault::new(Code::Denied, text)
+        .with_hint("list the uid under trusted-uids in proxyd.toml if it is one of the daemons"))
+}
+
+/// Whether the policy lets this owner in.
+fn admit(policy: &Policy, owner: &str) -> Result<(), Fault> {
+    if policy.access.is_open() {
+        return Ok(());
+    }
+    let uid = owner.strip_prefix("uid:").and_then(|digits| digits.parse::<u32>().ok());
+    let admitted = uid.is_some_and(|uid| {
+        let account = accounts::account(uid);
+        let groups: Vec<_> = account.groups.iter().map(String::as_str).collect();
+        policy.access.admits(uid, account.user.as_deref(), &account.gids, &groups)
+    });
+    if admitted {
+        return Ok(());
+    }
+    let text = format!("environment {} does not admit {owner}", policy.name);
+    Err(Fault::new(Code::Denied, text).with_hint("its policy file says who: [access]"))
+}
+
+/// The variables of the sandbox: names from the policy, placeholders as values.
+async fn placeholders(
+    daemon: &Daemon,
+    policy: &Policy,
+    open: &Open,
+) -> Result<Vec<(String, String)>, Fault> {
+    let mut env = Vec::new();
+    for credential in policy.credentials.values() {
+        let Some(name) = &credential.env else { continue };
+        let value = daemon.vault.placeholder(&open.lease, credential).await.map_err(|error| {
+            let text = format!("cannot make the placeholder {name}: {error}");
+            Fault::new(Code::Unavailable, text)
+        })?;
+        env.push((name.clone(), value));
+    }
+    Ok(env)
+}
+
+/// A holder that comes back may be faster than the news that its former connection ended.
+async fn enter_patiently(
+    daemon: &Daemon,
+    open: &Open,
+    token: Option<&str>,
+) -> Result<Arc<Lease>, Fault> {
+    let deadline = tokio::time::Instant::now() + TAKEOVER;
+    loop {
+        match daemon.leases.enter(open.clone(), token, daemon.ending.child_token()) {
+            Ok(lease) => return Ok(lease),
+            Err(EnterError::Open(_)) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => {
+                let code = match &error {
+                    EnterError::Open(_) => Code::Conflict,
+                    EnterError::Full => Code::Busy,
+                    EnterError::Names {
+                        source: super::names::OpenError::Foreign { .. }, ..
+                    } => Code::Denied,
+                    EnterError::Names { .. } => Code::Unavailable,
+                };
+                return Err(Fault::new(code, error.to_string()));
+            }
+        }
+    }
+}
+
+/// Starts serving one of the sandbox's sockets; it is closed when the lease ends.
+fn attach(
+    daemon: &Arc<Daemon>,
+    lease: &Arc<Lease>,
+    kind: Descriptor,
+    socket: OwnedFd,
+) -> std::io::Result<()> {
+    let (daemon, lease) = (Arc::clone(daemon), Arc::clone(lease));
+    let tasks = daemon.tasks.clone();
+    let end = lease.end.clone();
+    match kind {
+        Descriptor::Tcp => {
+            let listener = transparent::listener(socket)?;
+            let serving = transparent::serve(daemon, lease, listener);
+            tasks.spawn(end.run_until_cancelled_owned(serving));
+        }
+        Descriptor::DnsUdp => {
+            tasks.spawn(end.run_until_cancelled_owned(async move {
+                if let Err(error) = dns::serve::udp(daemon, Arc::clone(&lease), socket).await {
+                    tracing::warn!(lease = %lease.id, %error, "lookups ended");
+                }
+            }));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! The policies in force, and how a changed file takes effect.
+//!
+//! A set is replaced whole. A file that does not parse changes nothing and is reported.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::SystemTime;
+
+use policies::{Diagnostic, Policy, PolicySet};
+
+/// One state of all policies.
+pub struct Generation {
+    pub number: u64,
+    set: PolicySet,
+}
+
+impl Generation {
+    pub fn environment(&self, name: &str) -> Option<&Arc<Policy>> {
+        self.set.environment(name)
+    }
+
+    /// What is legal but most likely not meant.
+    pub fn warnings(&self) -> &[Diagnostic] {
+        self.set.warnings()
+    }
+}
+
+/// The policies in force.
+pub struct Policies {
+    dir: PathBuf,
+    current: RwLock<Arc<Generation>>,
+    seen: Mutex<Snapshot>,
+}
+
+/// Names, sizes and times of the files, to notice a change without reading them.
+type Snapshot = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+
+/// The mistakes of a set that did not load.
+#[derive(Debug)]
+pub struct Mistakes(pub Vec<Diagnostic>);
+
+impl std::fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, diagnostic) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            diagnostic.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl Policies {
+    /// Loads the first generation.
+    pub fn load(dir: &Path) -> Result<Self, Mistakes> {
+        let seen = snapshot(dir);
+        let set = PolicySet::load(dir).map_err(Mistakes)?;
+        let first = Arc::new(Generation { number: 1, set });
+        Ok(Self { dir: dir.to_owned(), current: RwLock::new(first), seen: Mutex::new(seen) })
+    }
+
+    pub fn current(&self) -> Arc<Generation> {
+        Arc::clone(&self.current.read().expect("no holder of this lock panics"))
+    }
+
+    /// Loads the files again and puts them in force; says the new generation.
+    pub fn reload(&self) -> Result<u64, Mistakes> {
+        *self.seen.lock().expect("no holder of this lock panics") = snapshot(&self.dir);
+        let set = PolicySet::load(&self.dir).map_err(Mistakes)?;
+        let mut current = self.current.write().expect("no holder of this lock panics");
+        let number = current.number + 1;
+        *current = Arc::new(Generation { number, set });
+        Ok(number)
+    }
+
+    /// Whether a file was changed, added or removed since the last look.
+    pub fn have_changed(&self) -> bool {
+        *self.seen.lock().expect("no holder of this lock panics") != snapshot(&self.dir)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+fn snapshot(dir: &Path) -> Snapshot {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Snapshot::new() };
+    entries
+        .filter_map(Result::ok)
+        .filter(|entry| entry.path().extension().is_some_and(|ext| ext == "toml"))
+        .filter_map(|entry| {
+            let meta = std::fs::metadata(entry.path()).ok()?;
+            Some((entry.path(), (meta.len(), meta.modified().ok())))
+        })
+        .collect()
+}

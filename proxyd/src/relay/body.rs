@@ -1,0 +1,160 @@
+//! Bodies in passage: pieces read from one leg and written to the other.
+
+use std::future::{pending, poll_fn};
+
+use bytes::Bytes;
+
+use super::h1;
+use super::h2::convert;
+use crate::head::Fields;
+
+/// What a body is made of, in the order it arrives; trailers are last.
+pub enum Piece {
+    Data(Bytes),
+    Trailers(Fields),
+}
+
+/// Why a body could not be read to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("connection ended in the middle of the body")]
+    Truncated,
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("body framing: {0}")]
+    Framing(&'static str),
+    #[error("stream was reset: {0}")]
+    Reset(h2::Error),
+}
+
+/// Why a body could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("body does not have the announced length")]
+    Length,
+    #[error("stream was reset: {0}")]
+    Reset(h2::Error),
+    #[error("peer takes no more of the body")]
+    Stopped,
+}
+
+/// A body being read.
+pub enum BodyIn<'a> {
+    Empty,
+    H1(h1::body::Reading<'a>),
+    H2 {
+        stream: h2::RecvStream,
+        /// Bytes handed out and not yet given back to the flow control window.
+        held: usize,
+    },
+}
+
+impl BodyIn<'_> {
+    pub fn h2(stream: h2::RecvStream) -> Self {
+        if stream.is_end_stream() { Self::Empty } else { Self::H2 { stream, held: 0 } }
+    }
+
+    /// The next piece; nothing after the end. Asking again gives the room of the piece before
+    /// back to the sender, so a slow reader slows the sender. Safe to cancel.
+    pub async fn next(&mut self) -> Result<Option<Piece>, ReadError> {
+        match self {
+            Self::Empty => Ok(None),
+            Self::H1(reading) => reading.next().await,
+            Self::H2 { stream, held } => next_h2(stream, held).await,
+        }
+    }
+
+    /// Whether nothing is left to read.
+    pub fn is_done(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::H1(reading) => reading.is_done(),
+            Self::H2 { stream, .. } => stream.is_end_stream(),
+        }
+    }
+}
+
+async fn next_h2(
+    stream: &mut h2::RecvStream,
+    held: &mut usize,
+) -> Result<Option<Piece>, ReadError> {
+    // Giving back what a closed stream no longer counts is no error of this exchange.
+    let _ = stream.flow_control().release_capacity(std::mem::take(held));
+    if let Some(data) = stream.data().await {
+        let data = data.map_err(ReadError::Reset)?;
+        *held = data.len();
+        return Ok(Some(Piece::Data(data)));
+    }
+    let trailers = stream.trailers().await.map_err(ReadError::Reset)?;
+    Ok(trailers.map(|map| Piece::Trailers(convert::fields(&map))))
+}
+
+/// A body being written.
+pub enum BodyOut<'a> {
+    /// The message has no body; data is refused.
+    None,
+    H1(h1::body::Writing<'a>),
+    H2(h2::SendStream<Bytes>),
+}
+
+impl BodyOut<'_> {
+    pub async fn data(&mut self, data: Bytes) -> Result<(), WriteError> {
+        match self {
+            Self::None if data.is_empty() => Ok(()),
+            Self::None => Err(WriteError::Length),
+            Self::H1(writing) => writing.data(data).await,
+            Self::H2(stream) => send_h2(stream, data).await,
+        }
+    }
+
+    /// Ends the body properly, with trailers if there are any. A body that is dropped without
+    /// this is seen by its reader as broken off.
+    pub async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), WriteError> {
+        match self {
+            Self::None => Ok(()),
+            Self::H1(writing) => writing.finish(trailers).await,
+            Self::H2(stream) => match trailers {
+                Some(fields) => stream.send_trailers(convert::map(&fields)),
+                None => stream.send_data(Bytes::new(), true),
+            }
+            .map_err(WriteError::Reset),
+        }
+    }
+
+    /// Resolves when the reader has given the body up.
+    pub async fn gone(&mut self) {
+        match self {
+            Self::None | Self::H1(_) => pending().await,
+            Self::H2(stream) => {
+                let _ = poll_fn(|context| stream.poll_reset(context)).await;
+            }
+        }
+    }
+
+    /// Tells the reader that the body broke off.
+    pub fn abort(&mut self) {
+        if let Self::H2(stream) = self {
+            stream.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+async fn send_h2(stream: &mut h2::SendStream<Bytes>, mut data: Bytes) -> Result<(), WriteError> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let room = loop {
+            match poll_fn(|context| stream.poll_capacity(context)).await {
+                None => return Err(WriteError::Stopped),
+                Some(Err(error)) => return Err(WriteError::Reset(error)),
+                // Spurious: the window shrank again before we were polled.
+                Some(Ok(0)) => {}
+                Some(Ok(room)) => break room,
+            }
+        };
+        let part = data.split_to(room.min(data.len()));
+        stream.send_data(part, false).map_err(WriteError::Reset)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! The upstream leg of HTTP/1.1: one connection, one request after the other.
+
+use std::io;
+
+use bytes::Bytes;
+
+use super::body::{Reading, Writing};
+use super::framing::{self, Framing, Version};
+use super::head;
+use super::wire::{self, Reader, Writer};
+use crate::head::{RequestHead, ResponseHead};
+use crate::relay::answer::AnswerError;
+use crate::relay::body::{BodyIn, BodyOut};
+use crate::relay::h2::convert;
+use crate::relay::hop;
+use crate::relay::stream::Stream;
+
+/// A connection to an upstream.
+pub struct Connection {
+    reader: Reader,
+    writer: Writer,
+    request_done: bool,
+    stays_open: bool,
+}
+
+impl Connection {
+    pub fn new(stream: Stream) -> Self {
+        let (reader, writer) = wire::split(stream);
+        Self { reader, writer, request_done: true, stays_open: true }
+    }
+
+    /// Sends a head; gives the way for the body and the way of the answer.
+    pub async fn send<'a>(
+        &'a mut self,
+        head: &RequestHead,
+        framing: Framing,
+        upgrade: Option<&Bytes>,
+    ) -> io::Result<(BodyOut<'a>, Awaited<'a>)> {
+        let bytes = print(head, framing, upgrade);
+        self.stays_open = false;
+        self.writer.send(&bytes).await?;
+        let out = BodyOut::H1(Writing::new(&mut self.writer, framing, &mut self.request_done));
+        let awaited = Awaited {
+            reader: &mut self.reader,
+            method: head.method.clone(),
+            stays_open: &mut self.stays_open,
+            upgrade: upgrade.is_some(),
+        };
+        Ok((out, awaited))
+    }
+
+    /// The connection's stream for the next request, if nothing of this one is left on it.
+    pub fn reusable(self) -> Option<Stream> {
+        let clean = self.request_done && self.stays_open && self.reader.buffer.is_empty();
+        clean.then(|| wire::join(self.reader, self.writer))
+    }
+}
+
+fn print(head: &RequestHead, framing: Framing, upgrade: Option<&Bytes>) -> Bytes {
+    let mut headers = head.headers.clone();
+    convert::join_cookies(&mut headers);
+    headers.remove_all("te");
+    if !headers.contains("host") {
+        let host = Bytes::copy_from_slice(head.authority.as_bytes());
+        headers.insert(0, (Bytes::from_static(b"Host"), host));
+    }
+    if framing == Framing::Chunked && !headers.contains("transfer-encoding") {
+        headers.append("Transfer-Encoding", Bytes::from_static(b"chunked"));
+    }
+    let expects_body = matches!(&head.method[..], b"POST" | b"PUT" | b"PATCH");
+    if framing == Framing::None && expects_body && !headers.contains("content-length") {
+        headers.append("Content-Length", Bytes::from_static(b"0"));
+    }
+    if let Some(protocol) = upgrade {
+        headers.append("Connection", Bytes::from_static(b"Upgrade"));
+        headers.append("Upgrade", protocol.clone());
+    }
+    head::print_request(&head.method, &head.target, &headers).freeze()
+}
+
+/// An answer that was asked for and has not come yet.
+pub struct Awaited<'a> {
+    reader: &'a mut Reader,
+    method: Bytes,
+    stays_open: &'a mut bool,
+    upgrade: bool,
+}
+
+/// What follows a head: another head, or the body of this one.
+pub enum Next<'a> {
+    Interim(Awaited<'a>),
+    /// The connection is the other protocol's from here on.
+    Switched(BodyIn<'a>),
+    Body(BodyIn<'a>, Framing),
+}
+
+impl<'a> Awaited<'a> {
+    /// Reads one head.
+    pub async fn head(self) -> Result<(ResponseHead, Next<'a>), AnswerError> {
+        let bytes = self.reader.head().await?.ok_or(AnswerError::Closed)?;
+        let (mut head, version) = head::parse_response(&bytes)?;
+        let framing = framing::of_response(&self.method, head.status, version, &head.headers)?;
+        let connection = hop::strip_response(&mut head.headers);
+        if head.status == 101 {
+            return self.switched(head, connection.upgrade);
+        }
+        if head.status < 200 {
+            return Ok((head, Next::Interim(self)));
+        }
+        *self.stays_open =
+            version == Version::Http11 && !connection.close && framing != Framing::UntilClose;
+        if framing == Framing::None {
+            return Ok((head, Next::Body(BodyIn::Empty, framing)));
+        }
+        let body = BodyIn::H1(Reading::new(self.reader, framing));
+        Ok((head, Next::Body(body, framing)))
+    }
+
+    fn switched(
+        self,
+        mut head: ResponseHead,
+        protocol: Option<Bytes>,
+    ) -> Result<(ResponseHead, Next<'a>), AnswerError> {
+        let Some(protocol) = protocol.filter(|_| self.upgrade) else {
+            return Err(AnswerError::Unasked);
+        };
+        head.headers.append("Connection", Bytes::from_static(b"Upgrade"));
+        head.headers.append("Upgrade", protocol);
+        let body = BodyIn::H1(Reading::new(self.reader, Framing::UntilClose));
+        Ok((head, Next::Switched(body)))
+    }
+}

@@ -1,0 +1,213 @@
+//! The two halves of an HTTP/1.1 connection, and where a head ends in its bytes.
+
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+
+use crate::relay::stream::Stream;
+
+/// Longest head. Eight times what common servers accept by default, so the relay is rarely the
+/// one to refuse fat cookies, and still small enough to hold for every connection.
+pub const HEAD_BYTES_MAX: usize = 128 * 1024;
+/// Most fields of a head.
+pub const FIELDS_MAX: usize = 512;
+/// How much is read at once.
+const READ_BYTES: usize = 32 * 1024;
+/// Empty lines passed over before a request (RFC 9112 section 2.2 asks for at least one).
+const EMPTY_LINES_MAX: usize = 2;
+
+/// Why no head could be taken from a connection.
+#[derive(Debug, thiserror::Error)]
+pub enum HeadError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("connection ended in the middle of a head")]
+    Truncated,
+    #[error("head is longer than {HEAD_BYTES_MAX} bytes")]
+    TooLong,
+    #[error("head has more than {FIELDS_MAX} fields")]
+    TooManyFields,
+    #[error("head is not plain HTTP: {0}")]
+    Malformed(&'static str),
+}
+
+/// The reading half and what was read ahead.
+pub struct Reader {
+    io: ReadHalf<Stream>,
+    pub(super) buffer: BytesMut,
+    ended: bool,
+}
+
+/// The writing half.
+pub struct Writer {
+    io: WriteHalf<Stream>,
+}
+
+/// Splits a connection into its halves.
+pub fn split(stream: Stream) -> (Reader, Writer) {
+    let (read, write) = tokio::io::split(stream);
+    (Reader { io: read, buffer: BytesMut::new(), ended: false }, Writer { io: write })
+}
+
+/// Puts the halves of one connection together again.
+pub fn join(reader: Reader, writer: Writer) -> Stream {
+    let stream = reader.io.unsplit(writer.io);
+    if reader.buffer.is_empty() { stream } else { stream.resumed(reader.buffer.freeze()) }
+}
+
+impl Reader {
+    /// Reads more; false at the end of the stream. Safe to cancel.
+    pub async fn fill(&mut self) -> io::Result<bool> {
+        if self.ended {
+            return Ok(false);
+        }
+        self.buffer.reserve(READ_BYTES);
+        if self.io.read_buf(&mut self.buffer).await? == 0 {
+            self.ended = true;
+        }
+        Ok(!self.ended)
+    }
+
+    /// Waits until the first byte of a message is there; false if the peer ended instead.
+    pub async fn begins(&mut self) -> io::Result<bool> {
+        while self.buffer.is_empty() {
+            if !self.fill().await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the bytes of one head, with the empty line that ends it; none if the peer ended
+    /// before its first byte. Safe to cancel.
+    pub async fn head(&mut self) -> Result<Option<Bytes>, HeadError> {
+        let mut scanned = 0;
+        loop {
+            skip_empty_lines(&mut self.buffer, &mut scanned)?;
+            if let Some(end) = head_end(&self.buffer, scanned)? {
+                return Ok(Some(self.buffer.split_to(end).freeze()));
+            }
+            scanned = self.buffer.len();
+            if scanned > HEAD_BYTES_MAX {
+                return Err(HeadError::TooLong);
+            }
+            if !self.fill().await? {
+                if self.buffer.is_empty() {
+                    return Ok(None);
+                }
+                return Err(HeadError::Truncated);
+            }
+        }
+    }
+
+    /// Reads and drops what the peer still sends, up to a bound, so that closing does not reset
+    /// the connection before the peer has read our answer.
+    pub async fn linger(&mut self, mut bytes_max: usize) {
+        loop {
+            bytes_max = bytes_max.saturating_sub(self.buffer.len());
+            self.buffer.clear();
+            if bytes_max == 0 || !matches!(self.fill().await, Ok(true)) {
+                return;
+            }
+        }
+    }
+}
+
+/// Removes the few empty lines allowed before a message, when nothing else was scanned yet.
+fn skip_empty_lines(buffer: &mut BytesMut, scanned: &mut usize) -> Result<(), HeadError> {
+    for _ in 0..EMPTY_LINES_MAX {
+        if buffer.starts_with(b"\r\n") {
+            let _ = buffer.split_to(2);
+            *scanned = 0;
+        }
+    }
+    if buffer.starts_with(b"\r\n") {
+        return Err(HeadError::Malformed("too many empty lines"));
+    }
+    Ok(())
+}
+
+/// Where the head in `bytes` ends, if its empty line is there. Every line must end in CR LF: a
+/// peer's parser that also takes a bare LF or CR would see other lines than we judged.
+fn head_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, HeadError> {
+    let from = scanned.saturating_sub(3);
+    for at in from..bytes.len() {
+        match bytes[at] {
+            0 => return Err(HeadError::Malformed("NUL byte")),
+            b'\n' if at == 0 || bytes[at - 1] != b'\r' => {
+                return Err(HeadError::Malformed("line feed without carriage return"));
+            }
+            b'\n' if bytes[..at].ends_with(b"\r\n\r") => {
+                if at >= HEAD_BYTES_MAX {
+                    return Err(HeadError::TooLong);
+                }
+                return Ok(Some(at + 1));
+            }
+            b'\r' if bytes.get(at + 1).is_some_and(|next| *next != b'\n') => {
+                return Err(HeadError::Malformed("carriage return without line feed"));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+impl Writer {
+    /// Writes all bytes and sends them off.
+    pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.io.write_all(bytes).await?;
+        self.io.flush().await
+    }
+
+    /// Writes a first part without sending it off yet.
+    pub async fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.io.write_all(bytes).await
+    }
+
+    /// Ends our direction; the peer's may go on.
+    pub async fn shutdown(&mut self) -> io::Result<()> {
+        self.io.shutdown().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(text: &str) -> Result<Option<usize>, HeadError> {
+        head_end(text.as_bytes(), 0)
+    }
+
+    #[test]
+    fn the_end_is_found_at_every_split() {
+        let text = "GET / HTTP/1.1\r\nHost: a\r\n\r\nrest";
+        let expected = text.len() - "rest".len();
+        for split in 0..text.len() {
+            let first = head_end(&text.as_bytes()[..split], 0).unwrap();
+            let found = first.or_else(|| head_end(text.as_bytes(), split).unwrap());
+
+            assert_eq!(found, Some(expected), "split at {split}");
+        }
+    }
+
+    #[test]
+    fn lines_that_two_parsers_would_cut_differently_are_refused() {
+        for bad in
+            ["GET / HTTP/1.1\n", "GET / HTTP/1.1\r\nA: b\nC: d\r\n\r\n", "A\r\rB\r\n\r\n", "a\0b"]
+        {
+            assert!(matches!(end(bad), Err(HeadError::Malformed(_))), "{bad:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn two_empty_lines_may_stand_before_a_request_and_no_third() {
+        let mut scanned = 0;
+        let mut few = BytesMut::from("\r\n\r\nGET");
+        let mut many = BytesMut::from("\r\n\r\n\r\nGET");
+
+        assert!(skip_empty_lines(&mut few, &mut scanned).is_ok());
+        assert_eq!(&few[..], b"GET");
+        assert!(skip_empty_lines(&mut many, &mut scanned).is_err());
+    }
+}

@@ -1,0 +1,193 @@
+//! Start-up, in order: configuration, policies, vault child, sockets, confinement, audit.
+//!
+//! The vault child is started and the sockets are bound before the process gives up its access to
+//! everything but its own state; no runtime and no other thread exists before that, because
+//! Landlock holds for the calling thread and those it starts. Any step that fails ends the start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ipc::daemon::{Inherited, Kind, ListenError, SelfExec, listen, private_directory};
+use ipc::fd::ChannelListener;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::Daemon;
+use crate::audit::{Audit, AuditError};
+use crate::config::{Config, ConfigError};
+use crate::lease::Leases;
+use crate::policy::{Mistakes, Policies};
+use crate::sys::process::{self, ConfineError};
+use crate::tls::leaf::{LeafError, Leaves};
+use crate::upstream::Upstreams;
+use crate::upstream::trust::TrustError;
+use crate::vault::{KeySource, Vault, VaultError, VaultFacts};
+
+/// Why proxyd does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    #[error("{0}")]
+    Policies(Mistakes),
+    #[error("{0}")]
+    Trust(#[from] TrustError),
+    #[error("{0}")]
+    Vault(#[from] VaultError),
+    #[error("{0}")]
+    Listen(#[from] ListenError),
+    #[error("cannot use {what}: {source}")]
+    State { what: String, source: std::io::Error },
+    #[error("cannot confine itself: {0}")]
+    Confine(#[from] ConfineError),
+    #[error("{0}")]
+    Audit(#[from] AuditError),
+    #[error("{0}")]
+    Leaves(#[from] LeafError),
+    #[error("cannot start the runtime: {0}")]
+    Runtime(std::io::Error),
+    #[error("the vault process has ended")]
+    VaultGone,
+}
+
+impl StartError {
+    /// 78 for configuration, 77 for a host that lacks what is needed, 1 for the rest.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Policies(_) | Self::Trust(_) => 78,
+            Self::Vault(VaultError::Key(_)) => 78,
+            Self::Confine(_) => 77,
+            _ => 1,
+        }
+    }
+}
+
+/// `--check`: reads everything, changes nothing.
+pub fn check(config: &Config) -> Result<(), StartError> {
+    let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
+    Upstreams::new(config.upstreams.clone())?;
+    key_source(config)?;
+    for warning in policies.current().warnings() {
+        eprintln!("{warning}");
+    }
+    Ok(())
+}
+
+fn key_source(config: &Config) -> Result<KeySource, StartError> {
+    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    Ok(KeySource::choose(config.key.as_deref(), credentials.as_deref(), &config.state())?)
+}
+
+/// One line an event, to standard error.
+pub fn log(level: tracing::Level) {
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .init();
+}
+
+/// What was made before the runtime.
+pub struct Prepared {
+    config: Config,
+    policies: Policies,
+    vault: Vault,
+    facts: VaultFacts,
+    upstreams: Upstreams,
+    leases: Leases,
+    audit: Audit,
+    sockets: [std::os::fd::OwnedFd; 3],
+}
+
+/// Everything that needs more than this process will be allowed to do, then the confinement.
+pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> {
+    process::hide_memory()?;
+    let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
+    let upstreams = Upstreams::new(config.upstreams.clone())?;
+    let key = key_source(&config)?;
+    let state = config.state();
+    private_directory(&state)?;
+    private_directory(&state.join("audit"))?;
+    let mut inherited = Inherited::from_environment()
+        .map_err(|source| StartError::State { what: "passed sockets".to_owned(), source })?;
+    let layout = &config.layout;
+    let sockets = [
+        listen(&mut inherited, &layout.proxyd(), Kind::Stream)?,
+        listen(&mut inherited, &layout.proxyd_lease(), Kind::SeqPacket)?,
+        listen(&mut inherited, &layout.proxyd_egress(), Kind::Stream)?,
+    ];
+    let (vault, facts) = Vault::start(exec, &state, &key)?;
+    for note in &facts.notes {
+        tracing::warn!(note, "vault");
+    }
+    let names = state.join("leases");
+    let leases = Leases::open(&names)
+        .map_err(|source| StartError::State { what: names.display().to_string(), source })?;
+    confine(&config)?;
+    let audit = Audit::open(&state.join("audit/audit.db"))?;
+    Ok(Prepared { config, policies, vault, facts, upstreams, leases, audit, sockets })
+}
+
+/// What the traffic process may still touch: its own state to write, what names, trust and
+/// policies are read from to read. The vault's directory is not among it.
+fn confine(config: &Config) -> Result<(), StartError> {
+    let mut read: Vec<PathBuf> = [
+        "/etc/hosts",
+        "/etc/resolv.conf",
+        "/etc/nsswitch.conf",
+        "/etc/passwd",
+        "/etc/group",
+        "/etc/localtime",
+        "/usr/share/zoneinfo",
+        "/lib",
+        "/usr/lib",
+        "/dev/urandom",
+    ]
+    .map(PathBuf::from)
+    .to_vec();
+    // The resolver's file is often a link into /run.
+    read.extend(std::fs::canonicalize("/etc/resolv.conf"));
+    read.push(config.layout.policies.clone());
+    let state = config.state();
+    let write = [state.join("leases"), state.join("audit")];
+    process::confine_files(&read, &write)?;
+    Ok(())
+}
+
+/// The sockets as the runtime serves them.
+pub struct Sockets {
+    pub control: UnixListener,
+    pub lease: ChannelListener,
+    pub egress: UnixListener,
+}
+
+/// Puts the parts together, inside the runtime.
+pub fn assemble(prepared: Prepared) -> Result<(Arc<Daemon>, Sockets), StartError> {
+    let [control, lease, egress] = prepared.sockets;
+    let unix = |socket: std::os::fd::OwnedFd| {
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        UnixListener::from_std(listener)
+    };
+    let sockets = Sockets {
+        control: unix(control).map_err(StartError::Runtime)?,
+        lease: ChannelListener::new(lease).map_err(StartError::Runtime)?,
+        egress: unix(egress).map_err(StartError::Runtime)?,
+    };
+    prepared.vault.attach()?;
+    let daemon = Daemon {
+        trusted_uids: prepared.config.trusted_uids,
+        policies: prepared.policies,
+        leaves: Leaves::new(prepared.vault.clone())?,
+        vault: prepared.vault,
+        facts: prepared.facts,
+        audit: prepared.audit,
+        leases: Arc::new(prepared.leases),
+        upstreams: prepared.upstreams,
+        tasks: TaskTracker::new(),
+        ending: CancellationToken::new(),
+    };
+    Ok((Arc::new(daemon), sockets))
+}

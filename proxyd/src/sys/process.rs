@@ -1,0 +1,76 @@
+//! What the kernel shall refuse this process: being looked into, leaving a core, foreign files.
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus,
+};
+
+/// Why the process could not be confined; it must not serve then.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfineError {
+    #[error("cannot make the process undumpable: {0}")]
+    Dumpable(rustix::io::Errno),
+    #[error("cannot forbid core files: {0}")]
+    Core(rustix::io::Errno),
+    #[error("cannot name {path} in a Landlock rule: {reason}")]
+    Path { path: PathBuf, reason: String },
+    #[error("Landlock: {0}")]
+    Landlock(String),
+    #[error("Landlock is not fully enforced: the kernel must offer it with ABI 2 or newer")]
+    Partial,
+}
+
+/// Keeps other processes of this user from reading our memory (ptrace(2), `/proc/PID/mem`) and the
+/// kernel from writing it to disk.
+pub fn hide_memory() -> Result<(), ConfineError> {
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .map_err(ConfineError::Dumpable)?;
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(rustix::process::Resource::Core, none).map_err(ConfineError::Core)
+}
+
+/// Confines the calling thread, and all threads it starts later, to these files. `read` and
+/// `write` are directories or files; those that do not exist are left out.
+pub fn confine_files(read: &[PathBuf], write: &[PathBuf]) -> Result<(), ConfineError> {
+    // ABI 2 is the floor of the project; what newer kernels know is handled on top of it, so
+    // that it is refused too, and must be fully enforced as well.
+    let failed = |error: landlock::RulesetError| ConfineError::Landlock(error.to_string());
+    let handled = AccessFs::from_all(ABI::V5);
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V2))
+        .map_err(failed)?
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(handled)
+        .map_err(failed)?
+        .create()
+        .map_err(failed)?;
+    for (paths, access) in [(read, AccessFs::from_read(ABI::V5)), (write, handled)] {
+        for path in paths {
+            let Some(fd) = open(path)? else { continue };
+            let allowed =
+                if path.is_dir() { access } else { access & AccessFs::from_file(ABI::V5) };
+            // Programs are never executed: the vault child was started before.
+            let allowed = allowed & !AccessFs::Execute;
+            rules = rules.add_rule(PathBeneath::new(fd, allowed)).map_err(failed)?;
+        }
+    }
+    let status = rules.restrict_self().map_err(failed)?;
+    // Partly enforced means that the kernel lacks rights newer than the floor: the floor itself was
+    // a hard requirement above.
+    if status.ruleset == RulesetStatus::NotEnforced || !status.no_new_privs {
+        return Err(ConfineError::Partial);
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> Result<Option<PathFd>, ConfineError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    PathFd::new(path)
+        .map(Some)
+        .map_err(|error| ConfineError::Path { path: path.to_owned(), reason: error.to_string() })
+}
