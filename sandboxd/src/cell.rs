@@ -15,9 +15,9 @@ use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 
 use crate::plan::Limits;
+use crate::zygote::OwnId;
 use crate::zygote::memory;
 use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
-use crate::zygote::OwnId;
 
 pub use running::{ExitOf, Running};
 

@@ -78,7 +78,11 @@ impl Start {
     /// Everything here that is open, and all that the first process may hold of the zygote's.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let given = self.given.iter().map(|(_, tree)| tree);
-        [&self.socket, &self.mapped, &self.zygote].into_iter().chain(given).map(AsFd::as_fd).collect()
+        [&self.socket, &self.mapped, &self.zygote]
+            .into_iter()
+            .chain(given)
+            .map(AsFd::as_fd)
+            .collect()
     }
 }
 
@@ -217,12 +221,7 @@ fn ready(socket: &OwnedFd, egress: &Egress, layers: Vec<Layer>) -> Result<(), Br
 }
 
 /// What confines this cell's commands, in words.
-fn layers(
-    uid: Option<u32>,
-    ports: &Ports,
-    confinement: &Confinement,
-    limits: &str,
-) -> Vec<Layer> {
+fn layers(uid: Option<u32>, ports: &Ports, confinement: &Confinement, limits: &str) -> Vec<Layer> {
     let user = match uid {
         Some(uid) => format!("host uid {uid}, its own"),
         None => "host uid of the daemon".to_owned(),
@@ -263,7 +262,10 @@ fn serve(socket: &OwnedFd, confinement: &Confinement, mut installer: Installer) 
         let (order, mut fds) = match ipc::fd::receive::<Order>(socket) {
             Ok(received) => received,
             Err(ipc::fd::MessageError::Socket(error))
-                if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                if error.kind() == std::io::ErrorKind::Interrupted =>
+            {
+                continue;
+            }
             // sandboxd is gone, or speaks another language: nothing more will come. What runs in
             // this cell ends with this process.
             Err(_) => return,

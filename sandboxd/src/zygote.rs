@@ -102,8 +102,8 @@ fn make_cell(means: &Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let kernel = |step: &'static str| {
         move |error: rustix::io::Errno| failed(step)(std::io::Error::from(error))
     };
-    let (mapped, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(kernel("pipe"))?;
+    let (mapped, tell) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(kernel("pipe"))?;
     let start = init::Start {
         plan: make.plan,
         socket: cell.try_clone().map_err(failed("descriptors"))?,

@@ -17,9 +17,9 @@ use rustix::process::{Pid, Signal};
 
 use super::confine::{Broken, Confinement};
 use super::tree::sweep;
+use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
 use crate::sys::process::{Ended, Reaped, child_events, default_signals, execute, fork, reap};
-use crate::cell::CALL_BYTES_MAX;
 use crate::zygote::memory;
 use crate::zygote::message::{Control, Failure, Program, Report};
 
@@ -79,10 +79,8 @@ fn supervise(
 fn watch(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Result<(), Broken> {
     loop {
         collect(socket, main)?;
-        let mut ready = [
-            PollFd::new(socket, PollFlags::IN),
-            PollFd::from_borrowed_fd(events, PollFlags::IN),
-        ];
+        let mut ready =
+            [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(events, PollFlags::IN)];
         match rustix::event::poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Broken::at("guard")(error.into())),
@@ -97,11 +95,7 @@ fn watch(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Re
 }
 
 /// One message of sandboxd's; false: there will be none any more.
-fn serve(
-    socket: &OwnedFd,
-    events: std::os::fd::BorrowedFd<'_>,
-    main: Pid,
-) -> Result<bool, Broken> {
+fn serve(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Result<bool, Broken> {
     let swept = |main_too: bool| {
         let outcome = sweep(events, |ended| {
             if main_too && ended.pid == main {
@@ -209,8 +203,10 @@ fn confined(
     }
     confinement.apply(limits, || {
         rustix::process::chdir(&*cwd).map_err(|e| Broken::at("chdir")(e.into()))?;
-        if let Way::Open(writer) = std::mem::replace(way, Way::Closed) {
-            *way = Way::Placed(place(fds, writer).map_err(Broken::at("descriptors"))?);
+        if let Way::Open(writer) = &*way {
+            let placed = place(fds, writer).map_err(Broken::at("descriptors"))?;
+            // The number that the old owner knows is closed or somebody else's.
+            std::mem::forget(std::mem::replace(way, Way::Placed(placed)));
         }
         Ok(())
     })?;

@@ -34,8 +34,7 @@ impl Broken {
 impl Confinement {
     /// Opens what the rules name, in the cell's own tree.
     pub fn prepare(plan: &SandboxPlan, filter: Filter) -> Result<Self, LandlockError> {
-        let mut write: Vec<&Path> =
-            ["/tmp", "/dev/shm", HOME].into_iter().map(Path::new).collect();
+        let mut write: Vec<&Path> = ["/tmp", "/dev/shm", HOME].into_iter().map(Path::new).collect();
         let writable = plan.mounts.iter().filter(|mount| !mount.read_only);
         let targets: Vec<PathBuf> = writable.map(|mount| mount.target.clone()).collect();
         write.extend(targets.iter().map(PathBuf::as_path));
@@ -94,9 +93,9 @@ impl Confinement {
 
 fn empty_bounding_set() -> rustix::io::Result<()> {
     for number in 0..64 {
-        match rustix::thread::remove_capability_from_bounding_set(
-            CapabilitySet::from_bits_retain(1 << number),
-        ) {
+        match rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(
+            1 << number,
+        )) {
             Ok(()) => {}
             // The first number that this kernel does not know.
             Err(rustix::io::Errno::INVAL) => return Ok(()),

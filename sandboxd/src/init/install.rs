@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::root::{detach, mount_of, mount_onto};
+use super::root::{cover, mount_of};
 use crate::sys::mount::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY};
 
 /// Where the files lie that cover others.
@@ -45,19 +45,20 @@ impl Installer {
         if REFUSED.iter().any(|refused| target.starts_with(refused)) {
             return Err(fail("lies where commands may write"));
         }
-        if let Some(cover) = self.covers.get(&target) {
-            return self.replace(&cover.clone(), bytes);
+        if let Some(file) = self.covers.get(&target) {
+            return self.replace(file, bytes);
         }
         // A target that is not there yet will be made in the root, and so counts as the root's.
         let covered = target.exists() && mount_of(&target)? != mount_of(Path::new("/"))?;
         if !covered {
             return self.replace(target.strip_prefix("/").unwrap_or(&target), bytes);
         }
-        let cover = Path::new(STORE).join(self.covers.len().to_string());
-        self.replace(&cover, bytes)?;
-        let tree = detach(&Path::new("/").join(&cover), READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
-        mount_onto(tree, &target)?;
-        self.covers.insert(target, cover);
+        let file = Path::new(STORE).join(self.covers.len().to_string());
+        self.replace(&file, bytes)?;
+        // The source lies on the root's mount, which is read-only, and so is every view of it.
+        let source = Path::new("/").join(&file);
+        cover(&source, &target, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
+        self.covers.insert(target, file);
         Ok(())
     }
 
@@ -79,8 +80,8 @@ impl Installer {
 
     /// Writes a file of the root's own file system in place: covers keep their inode.
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC
-            | OFlags::NOFOLLOW;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.private, path, flags, Mode::from_raw_mode(0o444))?;
         let mut left = bytes;
         while !left.is_empty() {

@@ -76,7 +76,8 @@ pub fn egress(fallback: &[u16]) -> std::io::Result<Egress> {
     let (tcp, ports) = match redirect() {
         Ok(()) => (vec![listener(LISTENER_PORT, Reach::Transparent)?], Ports::Every),
         Err(error) => {
-            let mut wanted: Vec<u16> = fallback.iter().copied().chain([HTTP_PORT, DNS_PORT]).collect();
+            let mut wanted: Vec<u16> =
+                fallback.iter().copied().chain([HTTP_PORT, DNS_PORT]).collect();
             wanted.sort_unstable();
             wanted.dedup();
             // A message carries 16 descriptors, one of which is DNS.

@@ -15,9 +15,7 @@ use rustix::mount::{
 };
 
 use crate::plan::{HOME, Mount, SandboxPlan};
-use crate::sys::mount::{
-    Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes,
-};
+use crate::sys::mount::{Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes};
 
 /// Directories of the root that hold programs; what is a symbolic link there is one here.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -196,7 +194,7 @@ pub fn detach_checked(mount: &Mount) -> Result<OwnedFd> {
 }
 
 /// Takes a path, with all mounts below it, as a detached mount with these attributes.
-pub fn detach(path: &Path, set: u64) -> Result<OwnedFd> {
+fn detach(path: &Path, set: u64) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE;
@@ -303,7 +301,8 @@ fn directory(path: &Path) -> Result<()> {
 fn attach(sources: Sources) -> Result<()> {
     for source in sources.sources {
         let target = target_of(&source).map_err(|e| named(&source.target, e))?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        let flags =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         rustix::mount::move_mount(&source.tree, "", &target, "", flags)
             .map_err(|e| named(&source.target, e.into()))?;
     }
@@ -332,17 +331,22 @@ fn target_of(source: &Source) -> Result<OwnedFd> {
     Ok(at)
 }
 
-/// Attaches a detached mount at a path of the new root; the last component is not followed.
-pub fn mount_onto(tree: impl AsFd, target: &Path) -> Result<()> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    rustix::mount::move_mount(tree, "", CWD, target, flags).map_err(|e| named(target, e.into()))
+/// Shows `source` at `target` too. No detached mount is made: each counts as a mount namespace, and
+/// the cell may make none any more.
+pub fn cover(source: &Path, target: &Path, set: u64) -> Result<()> {
+    let fail = |error: rustix::io::Errno| named(target, error.into());
+    rustix::mount::mount_bind(source, target).map_err(fail)?;
+    let mount = rustix::mount::open_tree(CWD, target, OpenTreeFlags::OPEN_TREE_CLOEXEC);
+    set_attributes(mount.map_err(fail)?, Attributes { set, ..Attributes::default() })
+        .map_err(|error| named(target, error))
 }
 
 /// The file systems that are the cell's own: scratch space, terminals, processes.
 fn filesystems(plan: &SandboxPlan) -> Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     let home = inside(Path::new(HOME));
-    for (target, mode) in [(Path::new("tmp"), "1777"), (Path::new("dev/shm"), "1777"), (&home, "700")]
+    for (target, mode) in
+        [(Path::new("tmp"), "1777"), (Path::new("dev/shm"), "1777"), (&home, "700")]
     {
         let bytes = plan.limits.tmp_bytes;
         let options = format!("mode={mode},size={bytes},nr_inodes={SCRATCH_INODES}");
@@ -364,12 +368,11 @@ pub fn close_proc() -> Result<()> {
     for name in PROC_HIDDEN {
         let target = Path::new("/proc").join(name);
         if target.exists() {
-            let null = detach(Path::new("/dev/null"), READ_ONLY | NO_SUID | NO_EXEC)?;
-            mount_onto(null, &target)?;
+            cover(Path::new("/dev/null"), &target, READ_ONLY | NO_SUID | NO_EXEC)?;
         }
     }
-    let sys = detach(Path::new("/proc/sys"), READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
-    mount_onto(sys, Path::new("/proc/sys"))
+    let sys = Path::new("/proc/sys");
+    cover(sys, sys, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)
 }
 
 /// Makes the root's own file system read-only for everybody who has no descriptor of `build`'s.

@@ -6,17 +6,18 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::fcntl_dupfd_cloexec;
 
 /// Numbers from here on are out of the way of those being placed.
-const ASIDE: RawFd = 64;
+const ASIDE: RawFd = 16;
 
 /// Puts `wanted` at 0, 1, 2, and so on, open across exec, and `report` behind them, closed by
-/// exec; closes every other descriptor of the process. Whatever owned one of those must never be
-/// dropped: the caller ends in exec or `_exit`.
-pub fn place(wanted: Vec<OwnedFd>, report: OwnedFd) -> std::io::Result<ManuallyDrop<OwnedFd>> {
+/// exec; closes every other descriptor of the process. Whatever owned one of those, `report`
+/// included, must never be dropped: the caller ends in exec or `_exit`. When it fails for want of
+/// numbers, `report` is still what it was.
+pub fn place(wanted: Vec<OwnedFd>, report: &OwnedFd) -> std::io::Result<ManuallyDrop<OwnedFd>> {
     let mut aside = Vec::new();
-    for fd in wanted.into_iter().chain([report]) {
-        aside.push(ManuallyDrop::new(fcntl_dupfd_cloexec(&fd, ASIDE)?));
-        let _ = ManuallyDrop::new(fd);
+    for fd in wanted.iter().chain([report]) {
+        aside.push(ManuallyDrop::new(fcntl_dupfd_cloexec(fd, ASIDE)?));
     }
+    std::mem::forget(wanted);
     let last = aside.len() - 1;
     for (number, fd) in aside.iter().enumerate() {
         let flags = if number == last { libc::O_CLOEXEC } else { 0 };

@@ -71,8 +71,8 @@ pub fn domain(floor: u32, rights: &Rights<'_>) -> Result<Domain, LandlockError> 
     let all = AccessFs::from_all(abi);
     let read = AccessFs::from_read(abi) | (all & unix_sockets());
     let write = all & !(AccessFs::MakeChar | AccessFs::MakeBlock);
-    let update = all & (AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile
-        | AccessFs::Truncate);
+    let update =
+        all & (AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile | AccessFs::Truncate);
     let devices = update | (all & BitFlags::from(AccessFs::IoctlDev));
     let mut scope = Scope::from_all(abi);
     if rights.signals {

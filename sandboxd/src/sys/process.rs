@@ -63,14 +63,14 @@ pub fn clone_into(
     // SAFETY: `args` is a valid clone_args of the size given, `pidfd` outlives the call, and no
     // stack is given, so the child goes on with a copy of this one, as after fork. This process
     // has one thread, so no lock is held by somebody who does not exist in the child.
-    let pid = unsafe {
-        libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>())
-    };
+    let pid =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
     match pid {
         -1 => Err(std::io::Error::last_os_error()),
         0 => end(body),
         pid => {
-            let pid = Pid::from_raw(pid as i32).expect("clone3 returned a process id to its caller");
+            let pid =
+                Pid::from_raw(pid as i32).expect("clone3 returned a process id to its caller");
             // SAFETY: the kernel stored a new descriptor here that nobody else knows.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
             Ok(Cloned { pid, pidfd })
@@ -131,7 +131,8 @@ pub fn reap() -> std::io::Result<Reaped> {
         };
     }
     let Some(pid) = Pid::from_raw(pid) else { return Ok(Reaped::NoneYet) };
-    let micros = |t: libc::timeval| t.tv_sec.cast_unsigned() * 1_000_000 + t.tv_usec.cast_unsigned();
+    let micros =
+        |t: libc::timeval| t.tv_sec.cast_unsigned() * 1_000_000 + t.tv_usec.cast_unsigned();
     Ok(Reaped::Child(Ended {
         pid,
         code: libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),

@@ -160,7 +160,9 @@ impl Zygote {
         let began = Instant::now();
         let seconds = READY_TIMEOUT.as_secs();
         let making = self.make(plan, began);
-        tokio::time::timeout(READY_TIMEOUT, making).await.unwrap_or(Err(CellError::Late { seconds }))
+        tokio::time::timeout(READY_TIMEOUT, making)
+            .await
+            .unwrap_or(Err(CellError::Late { seconds }))
     }
 
     async fn make(&self, plan: &SandboxPlan, began: Instant) -> Result<Cell, CellError> {
@@ -181,8 +183,12 @@ impl Zygote {
     pub(crate) fn make_blocking(&self, plan: &SandboxPlan) -> Result<OwnedFd, CellError> {
         let (make, _id, ours, theirs) = self.request(plan)?;
         let timeout = Some(READY_TIMEOUT);
-        rustix::net::sockopt::set_socket_timeout(&ours, rustix::net::sockopt::Timeout::Recv, timeout)
-            .map_err(std::io::Error::from)?;
+        rustix::net::sockopt::set_socket_timeout(
+            &ours,
+            rustix::net::sockopt::Timeout::Recv,
+            timeout,
+        )
+        .map_err(std::io::Error::from)?;
         ipc::fd::send(self.socket(), &make, &[theirs.as_fd()]).map_err(CellError::of_zygote)?;
         drop(theirs);
         let (cloned, fds) = ipc::fd::receive(&ours).map_err(CellError::of_zygote)?;

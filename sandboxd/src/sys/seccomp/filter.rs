@@ -53,7 +53,12 @@ pub enum Node {
         otherwise: Box<Node>,
     },
     /// Has argument `argument` any bit of `mask`?
-    IfAnyBit { argument: u8, mask: u32, then: Box<Node>, otherwise: Box<Node> },
+    IfAnyBit {
+        argument: u8,
+        mask: u32,
+        then: Box<Node>,
+        otherwise: Box<Node>,
+    },
 }
 
 impl Node {

@@ -1,0 +1,336 @@
+//! What a command cannot see and cannot do.
+
+use policies::SandboxTable;
+use sandboxd::probe;
+use sandboxd::zygote::Identities;
+
+use super::support::{Place, command, run, start, within};
+
+#[tokio::test]
+async fn the_file_tree_is_the_sandboxes_own() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let root = run(&cell, "ls -A /").await.output;
+    let names: Vec<&str> = root.lines().collect();
+    for name in &names {
+        let known = [
+            ".installed",
+            "bin",
+            "dev",
+            "etc",
+            "home",
+            "lib",
+            "lib32",
+            "lib64",
+            "libx32",
+            "proc",
+            "run",
+            "sbin",
+            "tmp",
+            "usr",
+            "var",
+            "workspace",
+        ];
+        assert!(known.contains(name), "/{name} is not ours: {root}");
+    }
+    for absent in ["/root", "/sys", "/etc/shadow", "/etc/ssh", "/etc/ssl/private", "/boot", "/srv"]
+    {
+        let ran = run(&cell, &format!("test -e {absent}")).await;
+        assert_eq!(ran.exit.code, Some(1), "{absent} exists");
+    }
+    let who = run(&cell, "id -un; hostname; ls -A ~; ls -A /run /var/tmp").await;
+    assert_eq!(who.output, "agent\nbox\n/run:\n\n/var/tmp:");
+}
+
+#[tokio::test]
+async fn only_the_workspace_and_scratch_space_can_be_written() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    for dir in ["/workspace", "/tmp", "/dev/shm", "/home/agent", "/var/tmp"] {
+        let ran = run(&cell, &format!("echo text >{dir}/f && cat {dir}/f")).await;
+        assert_eq!(ran.output, "text", "{dir}");
+    }
+    for path in ["/f", "/etc/f", "/usr/f", "/home/f", "/run/f", "/dev/f", "/bin/f"] {
+        let ran = run(&cell, &format!("echo x >{path}")).await;
+        assert_eq!(ran.exit.code, Some(1), "{path}: {}", ran.output);
+    }
+    for attempt in [
+        "echo x >>/etc/passwd",
+        "chmod 666 /etc/passwd",
+        "mv /etc/passwd /etc/p",
+        "rm /etc/hosts",
+        "chmod 777 /usr/bin",
+        "touch /usr/bin/ls",
+        "echo 1 >/proc/sys/kernel/panic",
+        "echo 9 >/proc/sys/user/max_user_namespaces",
+        "mknod /workspace/n c 1 5",
+    ] {
+        assert_ne!(run(&cell, attempt).await.exit.code, Some(0), "{attempt}");
+    }
+}
+
+#[tokio::test]
+async fn files_in_the_workspace_belong_to_the_directorys_owner_on_the_host() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    std::fs::write(place.workspace.path().join("given"), "from the host").unwrap();
+    let cell = place.cell().await;
+
+    let ran = run(&cell, "cat given; echo from the sandbox >made; stat -c %U given made").await;
+
+    assert_eq!(ran.output, "from the hostagent\nagent");
+    let made = place.workspace.path().join("made");
+    let owner = std::fs::metadata(place.workspace.path()).unwrap().uid();
+    assert_eq!(std::fs::metadata(&made).unwrap().uid(), owner);
+    assert_eq!(std::fs::read_to_string(made).unwrap(), "from the sandbox\n");
+}
+
+#[tokio::test]
+async fn a_workspace_that_was_exchanged_is_not_mounted() {
+    let place = Place::new();
+    let mut plan = place.plan();
+    plan.mounts[0].identity = Some((1, 1));
+
+    let outcome = place.zygote.make_cell(&plan).await;
+
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("another directory"), "{error}");
+}
+
+#[tokio::test]
+async fn mounts_of_the_policy_are_shown_as_it_says() {
+    let place = Place::new();
+    let shown = tempfile::tempdir().unwrap();
+    std::fs::write(shown.path().join("f"), "shown").unwrap();
+    let mount = |target: &str, read_only| policies::Mount {
+        source: shown.path().display().to_string(),
+        target: target.into(),
+        read_only,
+    };
+    let mounts = vec![mount("/data", true), mount("/workspace/inner", false)];
+    let plan = place.plan_of(&SandboxTable { mounts, ..SandboxTable::default() });
+    let cell = place.zygote.make_cell(&plan).await.unwrap();
+
+    assert_eq!(run(&cell, "cat /data/f /workspace/inner/f").await.output, "shownshown");
+    assert_eq!(run(&cell, "echo x >/data/g").await.exit.code, Some(1));
+    assert_eq!(run(&cell, "echo x >/workspace/inner/g").await.exit.code, Some(0));
+    assert!(shown.path().join("g").exists());
+}
+
+#[tokio::test]
+async fn a_link_planted_in_the_workspace_does_not_move_a_mount() {
+    let place = Place::new();
+    let victim = tempfile::tempdir().unwrap();
+    let shown = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(victim.path(), place.workspace.path().join("inner")).unwrap();
+    let mounts = vec![policies::Mount {
+        source: shown.path().display().to_string(),
+        target: "/workspace/inner/deep".into(),
+        read_only: true,
+    }];
+    let plan = place.plan_of(&SandboxTable { mounts, ..SandboxTable::default() });
+
+    let outcome = place.zygote.make_cell(&plan).await;
+
+    assert!(outcome.is_err());
+    assert!(!victim.path().join("deep").exists());
+}
+
+#[tokio::test]
+async fn nothing_is_inherited_but_what_was_given() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let env = run(&cell, "env -u _ -u SHLVL -u PWD -u OLDPWD env").await;
+    let fds = run(&cell, "ls /proc/self/fd | wc -l; ls -l /proc/$$/fd | grep -c -- '->'").await;
+
+    assert_eq!(env.output, "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+    // 0, 1, 2, and the directory being listed.
+    assert_eq!(fds.output, "4\n3");
+}
+
+#[tokio::test]
+async fn no_capability_no_new_privileges_filtered() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let status = run(&cell, "grep -E '^(Cap|NoNewPrivs|Seccomp:|Groups)' /proc/self/status").await;
+
+    for line in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert!(status.output.contains(&format!("{line}:\t0000000000000000")), "{}", status.output);
+    }
+    assert!(status.output.contains("NoNewPrivs:\t1"), "{}", status.output);
+    assert!(status.output.contains("Seccomp:\t2"), "{}", status.output);
+    if place.zygote.identities() != Identities::Own {
+        assert!(status.output.contains("Groups:\t \n"), "{}", status.output);
+    }
+}
+
+#[tokio::test]
+async fn namespaces_mounts_and_odd_sockets_are_refused() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    for attempt in [
+        "unshare -U true",
+        "unshare -n true",
+        "unshare -m true",
+        "mount -t tmpfs none /tmp",
+        "umount /tmp",
+        "ip link set lo down",
+        "ip route flush table local",
+        "nsenter -t 1 -m true",
+    ] {
+        let ran = run(&cell, attempt).await;
+        assert!(ran.exit.code.is_some_and(|code| code != 0), "{attempt}: {}", ran.output);
+    }
+    let sockets = "python3 -c 'import socket
+for family, kind, protocol in ((17, 3, 0), (38, 5, 0), (40, 1, 0), (2, 3, 1), (2, 1, 262), (16, 3, 12)):
+    try: socket.socket(family, kind, protocol); print(\"open\", family)
+    except OSError: pass
+socket.socket(16, 3, 0); socket.socket(2, 1, 6); socket.socket(10, 2, 0)
+print(\"done\")'";
+    assert_eq!(run(&cell, sockets).await.output, "done");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+async fn the_i386_and_x32_entries_are_closed() {
+    let place = Place::new();
+    let cell = place.cell().await;
+    let machine = |code: &str| {
+        format!(
+            "python3 -c 'import ctypes, mmap
+code = bytes.fromhex(\"{code}\")
+page = mmap.mmap(-1, 4096, prot=7); page.write(code)
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+print(ctypes.CFUNCTYPE(ctypes.c_long)(address)())'"
+        )
+    };
+    // mov eax, 20 (getpid of i386); int 0x80; ret
+    let i386 = run(&cell, &machine("b814000000cd80c3")).await;
+    // mov eax, 0x40000027 (getpid of x32); syscall; cdqe; ret
+    let x32 = run(&cell, &machine("b8270000400f054898c3")).await;
+
+    // bash reports the death of python: 128 + SIGSYS; or dies itself when it executed it.
+    let killed = i386.exit.signal == Some(31) || i386.exit.code == Some(159);
+    assert!(killed, "{i386:?}");
+    assert_eq!(x32.output, "-38", "{x32:?}");
+}
+
+#[tokio::test]
+async fn only_the_sandboxes_processes_are_visible_and_its_first_is_out_of_reach() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let listed = run(&cell, "ls /proc | grep -c '^[0-9]'").await.output;
+    let reach =
+        run(&cell, "kill -9 1; cat /proc/1/environ /proc/1/maps; ls /proc/1/fd /proc/1/root").await;
+
+    assert!(listed.parse::<u32>().unwrap() < 8, "{listed}");
+    assert!(reach.output.contains("Permission denied"), "{}", reach.output);
+    assert_ne!(reach.exit.code, Some(0));
+    assert_eq!(run(&cell, "echo alive").await.output, "alive");
+}
+
+#[tokio::test]
+async fn usual_programs_work() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    for (script, expected) in [
+        ("python3 -c 'import multiprocessing as m; print(m.Pool(2).map(abs, [-1, -2]))'", "[1, 2]"),
+        (
+            "python3 -c 'import threading as t; x = t.Thread(target=print, args=(1,)); x.start()'",
+            "1",
+        ),
+        ("yes | head -2", "y\ny"),
+        ("echo $((1+1)) | tee /dev/stderr 2>/dev/null", "2"),
+        ("echo x >/dev/null; head -c2 /dev/zero | wc -c; test -c /dev/urandom && echo ok", "2\nok"),
+        ("cat <(echo substituted)", "substituted"),
+        ("python3 -c 'import os, pty; m, s = pty.openpty(); print(os.isatty(s))'", "True"),
+        ("getent passwd agent | cut -d: -f6", "/home/agent"),
+        ("getent hosts localhost | head -c3", "::1"),
+        ("test -r /etc/ssl/certs/ca-certificates.crt || test -d /etc/pki; echo $?", "0"),
+        ("umask", "0022"),
+        ("ulimit -c; ulimit -u", "0\n256"),
+    ] {
+        assert_eq!(run(&cell, script).await.output, expected, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn installed_files_are_seen_and_cannot_be_changed() {
+    let place = Place::new();
+    let cell = place.cell().await;
+    let before = "sleep 0; cat /etc/made/new.pem";
+    assert_ne!(run(&cell, before).await.exit.code, Some(0));
+    let bundle = "/etc/ssl/certs/ca-certificates.crt";
+    let files = |text: &str| {
+        let mut files = vec![("/etc/made/new.pem".to_owned(), text.as_bytes().to_vec())];
+        if std::path::Path::new(bundle).exists() {
+            files.push((bundle.to_owned(), text.as_bytes().to_vec()));
+        }
+        files
+    };
+
+    for text in ["first", "second, longer", "third"] {
+        cell.install(&files(text)).await.unwrap();
+
+        for (path, _) in files(text) {
+            assert_eq!(run(&cell, &format!("cat {path}")).await.output, text, "{path}");
+            let write = run(&cell, &format!("chmod 777 {path}; echo x >{path}")).await;
+            assert_ne!(write.exit.code, Some(0), "{path}");
+        }
+    }
+    let refused = cell.install(&[("/workspace/f".to_owned(), vec![])]).await;
+    assert!(refused.is_err());
+}
+
+#[tokio::test]
+async fn every_layer_stands_in_the_receipt_and_the_probe_agrees() {
+    let place = Place::new();
+    let facts = probe::with(&place.zygote).unwrap();
+    let cell = place.cell().await;
+
+    let names: Vec<&str> = cell.layers().iter().map(|layer| layer.name.as_str()).collect();
+    for name in
+        ["user-namespace", "network-namespace", "landlock", "seccomp", "capabilities", "limits"]
+    {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert!(facts.every_port, "{facts:?}");
+    assert_eq!(facts.mode, if rustix::process::geteuid().is_root() { "system" } else { "user" });
+    assert_eq!(facts.layers.len(), cell.layers().len());
+}
+
+#[tokio::test]
+async fn a_kernel_below_the_policys_floor_is_a_refusal() {
+    let place = Place::new();
+    let plan = place.plan_of(&SandboxTable { landlock_floor: 99, ..SandboxTable::default() });
+
+    let error = place.zygote.make_cell(&plan).await.unwrap_err().to_string();
+
+    assert!(error.contains("ABI") && error.contains("99 is required"), "{error}");
+}
+
+#[tokio::test]
+async fn sandboxes_cannot_reach_each_other() {
+    let place = Place::new();
+    let (one, other) = (place.cell().await, place.cell().await);
+    let serve = "import socket,time
+a = socket.socket(socket.AF_UNIX); a.bind(\"\\0probe\"); a.listen()
+t = socket.socket(); t.bind((\"127.0.0.1\", 8123)); t.listen(); time.sleep(60)";
+    let (_running, _pipe) = start(&one, &command(&["python3", "-c", serve])).await;
+    run(&one, "until echo >/dev/tcp/127.0.0.1/8123; do sleep 0.02; done 2>/dev/null").await;
+    run(&one, "echo mine >/tmp/f; echo mine >/dev/shm/f").await;
+
+    let reach = "python3 -c 'import socket
+for family, address in ((socket.AF_UNIX, \"\\0probe\"), (socket.AF_INET, (\"127.0.0.1\", 8123))):
+    try: socket.socket(family).connect(address); print(\"reached\")
+    except OSError: pass'; ls /tmp /dev/shm";
+
+    assert_eq!(within(run(&other, reach)).await.output, "/dev/shm:\n\n/tmp:");
+}

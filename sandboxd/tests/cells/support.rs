@@ -1,0 +1,113 @@
+//! A zygote, a workspace, a cell; scripts in it and what they print.
+
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use policies::SandboxTable;
+use sandboxd::cell::{Cell, CellCommand, ExitOf, Running};
+use sandboxd::plan::{PlanFacts, SandboxPlan, plan};
+use sandboxd::zygote::{Identities, Zygote};
+
+/// Longest wait for anything: a loaded machine, not a slow program.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+pub struct Place {
+    pub zygote: Zygote,
+    pub workspace: tempfile::TempDir,
+}
+
+/// What a script printed, both streams in one, and how it ended.
+#[derive(Debug)]
+pub struct Ran {
+    pub exit: ExitOf,
+    pub output: String,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_sandboxd"));
+        let identities = Identities::detect(200_000, 1000);
+        let zygote = Zygote::start_program(program, &[], identities).unwrap();
+        Self { zygote, workspace: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn plan(&self) -> SandboxPlan {
+        self.plan_of(&SandboxTable::default())
+    }
+
+    pub fn plan_of(&self, table: &SandboxTable) -> SandboxPlan {
+        let facts = PlanFacts {
+            hostname: "box".into(),
+            workspace: self.workspace.path().to_owned(),
+            workspace_identity: None,
+            ports: vec![443],
+        };
+        plan(table, &facts).unwrap()
+    }
+
+    pub async fn cell(&self) -> Cell {
+        self.zygote.make_cell(&self.plan()).await.unwrap()
+    }
+}
+
+/// `bash -c SCRIPT` with the plan's environment.
+pub fn bash(script: &str) -> CellCommand {
+    command(&["bash", "-c", script])
+}
+
+pub fn command(argv: &[&str]) -> CellCommand {
+    CellCommand {
+        argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
+        env: vec![("PATH".into(), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into())],
+        cwd: "/workspace".into(),
+        limits: None,
+    }
+}
+
+/// Starts a script; the pipe ends when its last process does.
+pub async fn start(cell: &Cell, command: &CellCommand) -> (Running, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let fds = [null.as_fd(), write.as_fd(), write.as_fd()];
+    let running = cell.spawn(command, &fds).await.unwrap();
+    (running, read)
+}
+
+pub async fn run(cell: &Cell, script: &str) -> Ran {
+    let (running, read) = start(cell, &bash(script)).await;
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut output = String::new();
+        std::fs::File::from(read).read_to_string(&mut output).unwrap();
+        output
+    });
+    let exit = within(running.wait()).await.unwrap();
+    Ran { exit, output: within(reading).await.unwrap().trim_end().to_owned() }
+}
+
+pub async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future).await.expect("it took longer than any machine needs")
+}
+
+/// Waits until a condition of the host holds.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never came true: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The host's processes whose command line contains `mark`.
+pub fn processes(mark: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let path = entry.path().join("cmdline");
+        let line = std::fs::read(path).unwrap_or_default();
+        if String::from_utf8_lossy(&line).replace('\0', " ").contains(mark) {
+            found.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    found
+}
