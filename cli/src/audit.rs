@@ -1,0 +1,154 @@
+//! `cleanhands audit`: what left, what was denied, by which rule, with which credential's name.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ipc::http::Client;
+use ipc::vault::{AuditKind, AuditPage, AuditRecord, ChainReport};
+
+use crate::api::segment;
+use crate::args::{Audit, Global, Kind};
+use crate::chain;
+use crate::failure::Failure;
+use crate::place;
+use crate::term::{self, Style, printable};
+
+/// Records asked for at once.
+const PAGE: u64 = 500;
+/// How often `--follow` asks for new records.
+const FOLLOW_EVERY: Duration = Duration::from_millis(500);
+
+pub async fn audit(global: &Global, options: Audit) -> Result<ExitCode, Failure> {
+    let proxyd = Client::new(place::layout(global).proxyd());
+    if options.verify {
+        let report: ChainReport = proxyd.get("/v1/audit/verify").await?;
+        return chain::print(global.json, "audit", &report);
+    }
+    let style = Style::of_stdout();
+    let mut after = 0;
+    loop {
+        let page = page(&proxyd, &options, after).await?;
+        for record in page.records.iter().filter(|record| wanted(&options, record)) {
+            if global.json { term::json_line(record)? } else { term::line(&line(style, record))? }
+        }
+        let empty = page.last <= after;
+        after = after.max(page.last);
+        if !empty {
+            continue;
+        }
+        if !options.follow {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(FOLLOW_EVERY) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+async fn page(proxyd: &Client, options: &Audit, after: u64) -> Result<AuditPage, Failure> {
+    let mut path = format!("/v1/audit?after={after}&limit={PAGE}");
+    for (key, value) in
+        [("session", &options.session), ("lease", &options.lease), ("call", &options.call)]
+    {
+        if let Some(value) = value {
+            path += &format!("&{key}={}", segment(value));
+        }
+    }
+    Ok(proxyd.get(&path).await?)
+}
+
+/// Every record of the audit.
+pub async fn all(proxyd: &Client) -> Result<Vec<AuditRecord>, Failure> {
+    let none = Audit {
+        follow: false,
+        verify: false,
+        kind: None,
+        session: None,
+        lease: None,
+        call: None,
+        host: None,
+    };
+    let mut records = Vec::new();
+    let mut after = 0;
+    loop {
+        let page = page(proxyd, &none, after).await?;
+        if page.records.is_empty() {
+            return Ok(records);
+        }
+        after = page.last;
+        records.extend(page.records);
+    }
+}
+
+fn wanted(options: &Audit, record: &AuditRecord) -> bool {
+    let kind = match options.kind {
+        None => true,
+        Some(Kind::Allowed) => record.kind == AuditKind::Allowed,
+        Some(Kind::Denied) => record.kind == AuditKind::Denied,
+        Some(Kind::Outcome) => record.kind == AuditKind::Outcome,
+        Some(Kind::Note) => record.kind == AuditKind::Note,
+    };
+    let asked = options.host.as_ref().map(|host| host.to_ascii_lowercase());
+    kind && asked.is_none_or(|host| record.host.as_deref() == Some(&host))
+}
+
+/// One record as one line. Host, path and method are what a sandbox sent: made printable.
+pub fn line(style: Style, record: &AuditRecord) -> String {
+    let kind = match record.kind {
+        AuditKind::Allowed => style.good("allowed"),
+        AuditKind::Denied => style.bad("denied "),
+        AuditKind::Outcome => style.dim("outcome"),
+        AuditKind::Note => style.dim("note   "),
+    };
+    let mut parts = vec![style.dim(&record.time), kind];
+    parts.extend(record.method.as_deref().map(|method| printable(method).into_owned()));
+    if let Some(host) = &record.host {
+        let port = record.port.map(|port| format!(":{port}")).unwrap_or_default();
+        let path = record.path.as_deref().unwrap_or_default();
+        parts.push(printable(&format!("{host}{port}{path}")).into_owned());
+    }
+    parts.extend(record.status.map(|status| status.to_string()));
+    let mut named = |name: &str, value: Option<String>| {
+        parts.extend(value.map(|value| format!("{} {}", style.dim(name), printable(&value))));
+    };
+    named("rule", record.rule.clone());
+    named("credential", record.credential.clone());
+    named("scrubbed", record.scrubbed.filter(|n| *n > 0).map(|n| n.to_string()));
+    named("environment", record.environment.clone());
+    named("call", record.calls.first().map(ToString::to_string));
+    named("because", record.reason.clone());
+    parts.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn record(json: serde_json::Value) -> AuditRecord {
+        let mut whole = json!({"seq": 1, "time": "t", "kind": "allowed", "calls": [],
+            "generation": 1, "hash": "h"});
+        for (key, value) in json.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        serde_json::from_value(whole).unwrap()
+    }
+
+    #[test]
+    fn a_line_says_who_asked_for_what_and_why_not() {
+        let denied = record(json!({"kind": "denied", "method": "POST", "host": "evil.example",
+            "port": 443, "path": "/c", "reason": "not listed"}));
+
+        let text = line(Style::plain(), &denied);
+
+        assert_eq!(text, "t  denied   POST  evil.example:443/c  because not listed");
+    }
+
+    #[test]
+    fn a_planted_path_cannot_write_over_the_line() {
+        let planted = record(json!({"host": "a", "path": "/\u{1b}[1A\r"}));
+
+        assert!(!line(Style::plain(), &planted).contains(['\u{1b}', '\r']));
+    }
+}

@@ -1,0 +1,135 @@
+//! `cleanhands exec`: one command in a sandbox, as if it ran here.
+//!
+//! The command gets this program's own standard streams, its signals and, with `--workspace`, a
+//! directory; its exit status becomes this program's. When this program dies, the command does.
+
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+use ipc::fd::Channel;
+use ipc::sandbox::{ExecReply, ExecRequest};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::args::{Exec, Global};
+use crate::failure::{Failure, NOT_RUN};
+use crate::place;
+use crate::run::{open_workspace, path_text};
+
+/// Signals that are passed on. The others end this program, and so the command, or concern only
+/// this program's own process.
+const PASSED_ON: [(SignalKind, i32); 6] = [
+    (SignalKind::hangup(), 1),
+    (SignalKind::interrupt(), 2),
+    (SignalKind::quit(), 3),
+    (SignalKind::user_defined1(), 10),
+    (SignalKind::user_defined2(), 12),
+    (SignalKind::terminate(), 15),
+];
+
+/// Runs the command and ends as it ended.
+pub async fn exec(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
+    perform(global, options).await.map_err(|failure| failure.with_status(NOT_RUN))
+}
+
+async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
+    let socket = place::layout(global).sandboxd_exec();
+    let fail = |what: String| Failure::new(format!("{}: {what}", socket.display()));
+    let workspace = options.workspace.as_deref().map(open_workspace).transpose()?;
+    let path = workspace.as_ref().map(|(_, path)| path_text(path)).transpose()?;
+    let request = ExecRequest::Exec {
+        environment: options.environment,
+        argv: argv(options.argv)?,
+        env: terminal_env(),
+        path,
+    };
+    let channel = Channel::connect(&socket).map_err(|e| {
+        fail(e.to_string()).with_hint("is sandboxd running? `cleanhands doctor` tells")
+    })?;
+    let mut signals = Signals::watch()?;
+    let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+    let mut descriptors = vec![input.as_fd(), output.as_fd(), errors.as_fd()];
+    descriptors.extend(workspace.as_ref().map(|(fd, _)| fd.as_fd()));
+    channel.send(&request, &descriptors).await.map_err(|e| fail(e.to_string()))?;
+    loop {
+        let reply = tokio::select! {
+            reply = channel.receive::<ExecReply>() => reply.map_err(|e| fail(e.to_string()))?.0,
+            signal = signals.next() => {
+                channel.send(&ExecRequest::Signal { signal }, &[]).await
+                    .map_err(|e| fail(e.to_string()))?;
+                continue;
+            }
+        };
+        match reply {
+            ExecReply::Started { .. } => {}
+            ExecReply::Exited { exit_code, signal } => return Ok(status(exit_code, signal)),
+            ExecReply::Refused { fault } => return Err(fault.into()),
+            ExecReply::Workspace { .. } => return Err(fail("an answer out of turn".into())),
+        }
+    }
+}
+
+fn argv(words: Vec<OsString>) -> Result<Vec<String>, Failure> {
+    words
+        .into_iter()
+        .map(|word| {
+            word.into_string()
+                .map_err(|word| Failure::new(format!("argument {word:?} is not UTF-8")))
+        })
+        .collect()
+}
+
+/// What a command needs to know of the caller's terminal, and nothing else of its environment.
+fn terminal_env() -> Vec<(String, String)> {
+    ["TERM", "COLORTERM", "NO_COLOR"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
+        .collect()
+}
+
+/// The shell's convention: 128 and the number of the signal.
+fn status(exit_code: Option<i32>, signal: Option<i32>) -> ExitCode {
+    let number = match (exit_code, signal) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => i32::from(NOT_RUN),
+    };
+    ExitCode::from(u8::try_from(number & 0xff).unwrap_or(NOT_RUN))
+}
+
+/// Signals that arrive while the command runs.
+struct Signals(Vec<(Signal, i32)>);
+
+impl Signals {
+    fn watch() -> Result<Self, Failure> {
+        let watched = PASSED_ON.iter().map(|(kind, number)| Ok((signal(*kind)?, *number)));
+        let watched: std::io::Result<Vec<_>> = watched.collect();
+        let fail = |error| Failure::new(format!("cannot watch for signals: {error}"));
+        Ok(Self(watched.map_err(fail)?))
+    }
+
+    async fn next(&mut self) -> i32 {
+        let waits = self.0.iter_mut().map(|(signal, number)| {
+            Box::pin(async move {
+                signal.recv().await;
+                *number
+            })
+        });
+        futures_util::future::select_all(waits).await.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_the_shells() {
+        for (code, signal, expected) in
+            [(Some(0), None, 0), (Some(7), None, 7), (None, Some(9), 137), (None, None, NOT_RUN)]
+        {
+            let shown = format!("{:?}", status(code, signal));
+            assert_eq!(shown, format!("{:?}", ExitCode::from(expected)));
+        }
+    }
+}

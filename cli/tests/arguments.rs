@@ -1,0 +1,134 @@
+//! The command's own behaviour without any daemon: usage, statuses, policy checks, hints.
+
+use std::process::{Command, Output, Stdio};
+
+fn cleanhands(args: &[&str]) -> Output {
+    let home = tempfile::tempdir().expect("a temporary directory");
+    Command::new(env!("CARGO_BIN_EXE_cleanhands"))
+        .args(args)
+        .env_clear()
+        .env("HOME", home.path())
+        .env("PATH", "/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the built command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn wrong_use_is_status_2_and_help_documents_the_statuses() {
+    for bad in [&["nonsense"][..], &["exec"], &["run", "task"], &["doctor", "stray"], &[]] {
+        assert_eq!(cleanhands(bad).status.code(), Some(2), "{bad:?}");
+    }
+    for (args, word) in
+        [(&["--help"][..], "77"), (&["run", "--help"], "130"), (&["exec", "--help"], "125")]
+    {
+        let help = cleanhands(args);
+        assert!(help.status.success() && text(&help.stdout).contains(word), "{args:?}");
+    }
+}
+
+#[test]
+fn a_missing_daemon_is_named_by_its_socket_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = dir.path().to_str().unwrap();
+    for args in [
+        &["--runtime-dir", runtime, "secret", "list"][..],
+        &["--runtime-dir", runtime, "session", "list"],
+        &["--runtime-dir", runtime, "audit"],
+        &["--runtime-dir", runtime, "run", "-e", "dev", "task"],
+    ] {
+        let output = cleanhands(args);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {errors}");
+        assert!(errors.contains(runtime) && errors.contains("cleanhands doctor"), "{errors}");
+    }
+}
+
+#[test]
+fn exec_without_sandboxd_has_a_status_that_no_command_of_ours_uses() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = dir.path().to_str().unwrap();
+
+    let output = cleanhands(&["--runtime-dir", runtime, "exec", "-e", "dev", "--", "true"]);
+
+    assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
+}
+
+#[test]
+fn failures_are_json_when_asked_for() {
+    let output = cleanhands(&["--json", "--runtime-dir", "/nonexistent", "secret", "list"]);
+
+    let json: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(json["error"]["code"], "unavailable");
+}
+
+#[test]
+fn an_empty_secret_is_refused_before_anybody_is_asked() {
+    let output = cleanhands(&["--runtime-dir", "/nonexistent", "secret", "set", "x"]);
+
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("empty"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn policy_check_shows_the_place_of_a_mistake_and_accepts_a_good_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let good = "description = \"x\"\n\n[[egress.allow]]\nhosts = [\"api.example\"]\n";
+    std::fs::write(dir.path().join("dev.toml"), good).unwrap();
+    private(&dir.path().join("dev.toml"));
+    let first = cleanhands(&["policy", "check", path]);
+    std::fs::write(dir.path().join("dev.toml"), good.replace("hosts", "host")).unwrap();
+    let second = cleanhands(&["policy", "check", path]);
+    let third = cleanhands(&["--json", "policy", "check", path]);
+
+    assert!(first.status.success(), "{}{}", text(&first.stdout), text(&first.stderr));
+    assert_eq!(second.status.code(), Some(78));
+    assert!(text(&second.stdout).contains("dev.toml:4:1"), "{}", text(&second.stdout));
+    let report: serde_json::Value = serde_json::from_slice(&third.stdout).unwrap();
+    assert_eq!((&report["ok"], &report["diagnostics"][0]["line"]), (&false.into(), &4.into()));
+}
+
+fn private(path: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a file of ours");
+}
+
+#[test]
+fn up_without_policies_says_which_directory_and_what_to_do() {
+    let output = cleanhands(&["up", "--policies", "/nonexistent/policies"]);
+
+    assert_eq!(output.status.code(), Some(78));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("/nonexistent/policies"), "{errors}");
+}
+
+#[test]
+fn doctor_reports_missing_daemons_and_fails() {
+    let output = cleanhands(&["--runtime-dir", "/nonexistent", "doctor"]);
+
+    let found = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    for name in ["proxyd", "sandboxd", "harnessd", "user namespaces"] {
+        assert!(found.contains(name), "{found}");
+    }
+}
+
+#[test]
+fn completions_exist_for_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = cleanhands(&["completions", shell]);
+        assert!(output.status.success() && text(&output.stdout).contains("cleanhands"), "{shell}");
+    }
+}
+
+#[test]
+fn no_colour_codes_without_a_terminal() {
+    let output = cleanhands(&["--runtime-dir", "/nonexistent", "doctor"]);
+
+    assert!(!output.stdout.contains(&0x1b));
+}
