@@ -216,7 +216,7 @@ async fn long_output_is_bounded_counted_and_spilled() {
         "{}",
         &text(&long)[..99]
     );
-    assert!(text(&long).ends_with("y\nthe end\n") && text(&long).len() < 103 * 1024);
+    assert!(text(&long).ends_with("y\n\nthe end\n") && text(&long).len() < 103 * 1024);
     assert_eq!(text(&size), format!("{}\n", 64 * 1024 * 1024));
     assert_eq!(text(&held_open), "done\n");
 }
@@ -348,8 +348,9 @@ async fn the_daemon_drains_when_told_to_stop() {
     let mut daemon = Daemon::start().await;
     let session = SessionId::random();
     let call = daemon.bash_request(&session, "touch begun; sleep 300");
+    let client = daemon.client();
 
-    let (receipt, status) = tokio::join!(Daemon::execute_with(&daemon.client(), &call), async {
+    let (receipt, status) = tokio::join!(Daemon::execute_with(&client, &call), async {
         daemon.sandbox_with("begun").await;
         daemon.stop(Duration::from_secs(10)).await
     });

@@ -1,5 +1,6 @@
 //! Starts sandboxd in a temporary directory, beside a stand-in for proxyd's lease socket.
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
