@@ -196,6 +196,7 @@ async fn serve(
             policies_dir: layout.policies.clone(),
             default_environment: config.default_environment.clone(),
             keys_file: config.keys_file.clone(),
+            state_dir: layout.state.join("harnessd"),
         },
     );
     let listener = listener(socket).map_err(RunError::Runtime)?;

@@ -5,6 +5,9 @@
 //! | `GET /cleanhands/v1/health` | [`Health`] |
 //! | `GET /cleanhands/v1/sessions/ID/log?after=SEQ&limit=N` | `{"events":[LogEvent…]}`: the log itself |
 //! | `GET /cleanhands/v1/sessions/ID/verify` | [`crate::vault::ChainReport`] |
+//! | `POST /cleanhands/v1/keys` with a [`KeyRequest`] | [`NewKey`]: a key of the loopback port |
+//! | `GET /cleanhands/v1/keys` | [`KeyList`] |
+//! | `DELETE /cleanhands/v1/keys/NAME` | `{"name":NAME}` |
 //!
 //! The wire API lives below `/v1/`; its types are harnessd's own, converted at its edge.
 
@@ -39,4 +42,26 @@ pub struct LogEvent {
     pub previous: String,
     /// SHA-256, hex.
     pub hash: String,
+}
+
+/// Asks for a key of the loopback port, for the caller's own user.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyRequest {
+    pub name: String,
+}
+
+/// A key, said once: harnessd keeps its hash. No `Debug`, so that it lands in no log.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct NewKey {
+    pub name: String,
+    pub owner: String,
+    pub key: String,
+}
+
+/// The names of the caller's keys.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KeyList {
+    pub owner: String,
+    pub names: Vec<String>,
 }

@@ -16,7 +16,7 @@ mod environments;
 mod error;
 mod events;
 mod fields;
-pub mod keys;
+mod keys;
 mod loopback;
 mod operator;
 mod page;
@@ -48,8 +48,10 @@ pub struct ApiConfig {
     pub policies_dir: PathBuf,
     /// The policy of environments that name none.
     pub default_environment: String,
-    /// The keys of the loopback port; without it that port lets nobody in.
+    /// The operator's keys of the loopback port; else the daemon keeps some in its state.
     pub keys_file: Option<PathBuf>,
+    /// The daemon's own directory.
+    pub state_dir: PathBuf,
 }
 
 /// Shared by all requests. Cheap to clone.
@@ -65,8 +67,12 @@ pub struct ApiState {
 
 impl ApiState {
     pub fn new(engine: Engine, config: ApiConfig) -> Self {
-        let keys = Arc::new(keys::Keys::new(config.keys_file.clone()));
-        Self { engine, config: Arc::new(config), keys, answers: Arc::default() }
+        let keys = match &config.keys_file {
+            Some(path) => keys::Keys::of_operator(path.clone()),
+            None => keys::Keys::own(&config.state_dir),
+        };
+        let (config, keys) = (Arc::new(config), Arc::new(keys));
+        Self { engine, config, keys, answers: Arc::default() }
     }
 }
 
@@ -94,6 +100,8 @@ pub fn router(state: ApiState) -> Router {
         .route("/cleanhands/v1/health", get(operator::health))
         .route("/cleanhands/v1/sessions/{session}/log", get(operator::log))
         .route("/cleanhands/v1/sessions/{session}/verify", get(operator::verify))
+        .route("/cleanhands/v1/keys", post(operator::add_key).get(operator::list_keys))
+        .route("/cleanhands/v1/keys/{name}", axum::routing::delete(operator::remove_key))
         .fallback(edge::no_endpoint)
         .method_not_allowed_fallback(edge::no_method)
         .layer(axum::middleware::from_fn_with_state(state.clone(), edge::pass))

@@ -3,18 +3,24 @@
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
-use ipc::session::{Health, LogEvent};
+use ipc::peer::Principal;
+use ipc::session::{Health, KeyList, KeyRequest, LogEvent, NewKey};
 use ipc::vault::ChainReport;
 use serde::Serialize;
+use serde_json::{Value, json};
 
+use super::body::JsonBody;
 use super::edge::Owner;
 use super::error::ApiError;
+use super::fields::Fields;
+use super::keys::KeysError;
 use super::query::Parameters;
 use super::{ApiState, session, sessions};
 
 /// Events of one answer, default and maximum.
 const LOG_DEFAULT: usize = 100;
 const LOG_MAX: usize = 1_000;
+const KEY_NAME_CHARS_MAX: usize = 64;
 
 #[derive(Serialize)]
 pub struct LogPage {
@@ -59,4 +65,56 @@ pub async fn verify(
     let log = state.engine.log();
     log.object(sessions::KIND, &owner.0, &id, None).await?;
     Ok(Json(log.verify(&session::id(&id)?).await?))
+}
+
+/// Makes a key of the loopback port for the caller, who must come over the Unix socket: a key
+/// that could make keys would outlive its removal.
+pub async fn add_key(
+    State(state): State<ApiState>,
+    principal: Option<Extension<Principal>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<NewKey>, ApiError> {
+    let owner = local(principal)?;
+    let mut fields = Fields::of("", &body)?;
+    let KeyRequest { name } =
+        KeyRequest { name: fields.required_text("name", KEY_NAME_CHARS_MAX)? };
+    fields.finish()?;
+    let key = state.keys.add(&name, &owner).map_err(refused)?;
+    Ok(Json(NewKey { name, owner, key }))
+}
+
+pub async fn list_keys(
+    State(state): State<ApiState>,
+    principal: Option<Extension<Principal>>,
+) -> Result<Json<KeyList>, ApiError> {
+    let owner = local(principal)?;
+    let names = state.keys.names(&owner).map_err(refused)?;
+    Ok(Json(KeyList { owner, names }))
+}
+
+pub async fn remove_key(
+    State(state): State<ApiState>,
+    principal: Option<Extension<Principal>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let owner = local(principal)?;
+    if !state.keys.remove(&name, &owner).map_err(refused)? {
+        return Err(ApiError::not_found("key", &name));
+    }
+    Ok(Json(json!({ "name": name })))
+}
+
+fn local(principal: Option<Extension<Principal>>) -> Result<String, ApiError> {
+    let Some(Extension(principal)) = principal else {
+        return Err(ApiError::denied("keys are made over the Unix socket only"));
+    };
+    Ok(principal.owner())
+}
+
+fn refused(error: KeysError) -> ApiError {
+    match &error {
+        KeysError::Taken { .. } => ApiError::conflict(error.to_string()),
+        KeysError::Operators { .. } | KeysError::TooMany => ApiError::invalid(error.to_string()),
+        _ => ApiError::internal(&error),
+    }
 }

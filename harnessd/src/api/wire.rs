@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(wires[0].body["processed_at"], Value::Null);
         assert_eq!(wires[3].body["processed_at"], "2026-01-01T00:00:03.000Z");
         assert_eq!(wires[2].body["session_thread_id"], "sthr_abc");
-        assert_eq!(wires[8].body["usage"]["active_seconds"], 5.0);
+        assert_eq!(wires[8].body["usage"]["active_seconds"], 6.0);
         assert_eq!(wires[9].body["stop_reason"]["type"], "end_turn");
     }
 

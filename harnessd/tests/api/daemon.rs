@@ -71,14 +71,12 @@ impl Daemon {
         std::fs::write(at("policies/locked.toml"), "description = \"nothing\"\n").unwrap();
         std::fs::write(at("script.json"), json!({ "turns": turns }).to_string()).unwrap();
         let config = format!(
-            "default-environment = \"dev\"\nkeys-file = {keys:?}\n\
+            "default-environment = \"dev\"\n\
              [models.\"*\"]\nprovider = \"scripted\"\nscript = {script:?}\n",
-            keys = at("keys.toml"),
             script = at("script.json"),
         );
         std::fs::write(at("harnessd.toml"), config).unwrap();
-        std::fs::write(at("keys.toml"), "").unwrap();
-        for name in ["policies/dev.toml", "policies/locked.toml", "harnessd.toml", "keys.toml"] {
+        for name in ["policies/dev.toml", "policies/locked.toml", "harnessd.toml"] {
             private(&at(name));
         }
         let child = spawn(dir.path(), loopback);
@@ -106,9 +104,14 @@ impl Daemon {
         self.dir.path().join(name)
     }
 
-    /// Replaces what the keys file holds, in place.
-    pub fn write_keys(&self, lines: &str) {
-        std::fs::write(self.path("keys.toml"), lines).unwrap();
+    pub fn private(&self, name: &str) {
+        private(&self.path(name));
+    }
+
+    /// Makes a key of the loopback port for this user.
+    pub async fn key(&self, name: &str) -> String {
+        let made = self.post("/cleanhands/v1/keys", json!({ "name": name })).await.ok();
+        made["key"].as_str().unwrap().to_owned()
     }
 
     fn stderr(&self) -> String {

@@ -39,47 +39,64 @@ async fn start() -> (Daemon, Port) {
     (daemon, Port { address })
 }
 
+/// What the daemon would store for a key of another user.
+fn key_of_another() -> (&'static str, String) {
+    use sha2::Digest;
+    let key = "chk_of_another_user";
+    let hash = hex::encode(sha2::Sha256::digest(key));
+    let lines = format!("[[key]]\nname = \"x\"\nsha256 = \"{hash}\"\nowner = \"uid:4242\"\n");
+    (key, lines)
+}
+
 #[tokio::test]
 async fn the_port_wants_a_key_and_refuses_foreign_hosts_and_pages_even_with_one() {
     let (daemon, port) = start().await;
-    let (key, lines) = harnessd::api::keys::generate("test", "uid:4242");
-    let bearer = format!("Bearer {key}");
     let host = ("host", "localhost");
-    let ask = |headers: Vec<(&'static str, String)>| {
-        let port = &port;
-        async move {
-            let headers: Vec<(&str, &str)> =
-                headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
-            port.get("/v1/agents", &headers).await.0
-        }
-    };
-    let with = |extra: &[(&'static str, &str)]| {
-        let all = std::iter::once(&host).chain(extra);
-        all.map(|(name, value)| (*name, (*value).to_owned())).collect::<Vec<_>>()
-    };
+    let early = port.get("/v1/agents", &[host, ("x-api-key", "chk_guess")]).await;
+    let key = daemon.key("laptop").await;
+    let bearer = format!("Bearer {key}");
+    let bearer = ("authorization", bearer.as_str());
+    let page = ("origin", "https://evil.example");
 
-    assert_eq!(ask(with(&[("authorization", &bearer)])).await, 401);
-    daemon.write_keys(&lines);
+    assert_eq!(early.0, 401, "{}", early.1);
+    for (headers, status) in [
+        (vec![host, bearer], 200),
+        (vec![host, ("x-api-key", &key)], 200),
+        (vec![host], 401),
+        (vec![host, ("authorization", "Bearer chk_guess")], 401),
+        (vec![host, bearer, page], 403),
+        (vec![("host", "evil.example"), bearer], 403),
+    ] {
+        let (answered, body) = port.get("/v1/agents", &headers).await;
+        assert_eq!(answered, status, "{body}");
+    }
+    let path = "/cleanhands/v1/keys";
+    assert_eq!(port.get(path, &[host, bearer]).await.0, 403, "a key made keys");
+    assert_eq!(daemon.get(path).await.ok()["names"], json!(["laptop"]));
+    daemon.call("DELETE", &format!("{path}/laptop"), None).await.ok();
+    assert_eq!(port.get("/v1/agents", &[host, bearer]).await.0, 401);
+}
 
-    assert_eq!(ask(with(&[("authorization", &bearer)])).await, 200);
-    assert_eq!(ask(with(&[("x-api-key", &key)])).await, 200);
-    assert_eq!(ask(with(&[])).await, 401);
-    assert_eq!(ask(with(&[("authorization", "Bearer chk_guess")])).await, 401);
-    let page = [("authorization", bearer.as_str()), ("origin", "https://evil.example")];
-    assert_eq!(ask(with(&page)).await, 403);
-    let rebound = [("host", "evil.example"), ("authorization", &bearer)];
-    assert_eq!(port.get("/v1/agents", &rebound).await.0, 403);
-    daemon.write_keys("");
-    assert_eq!(ask(with(&[("x-api-key", &key)])).await, 401);
+#[tokio::test]
+async fn both_ways_in_show_a_user_the_same_objects() {
+    let (daemon, port) = start().await;
+    let key = daemon.key("laptop").await;
+    let session = daemon.session(json!([])).await;
+    let headers = [("host", "127.0.0.1"), ("x-api-key", key.as_str())];
+
+    let (_, list) = port.get("/v1/sessions", &headers).await;
+
+    assert_eq!(list["data"][0]["id"], json!(session));
 }
 
 #[tokio::test]
 async fn a_keys_owner_sees_nothing_of_others() {
     let (daemon, port) = start().await;
-    let (key, lines) = harnessd::api::keys::generate("test", "uid:4242");
-    daemon.write_keys(&lines);
+    let (key, lines) = key_of_another();
+    std::fs::write(daemon.path("state/harnessd/keys.toml"), lines).unwrap();
+    daemon.private("state/harnessd/keys.toml");
     let session = daemon.session(json!([])).await;
-    let headers = [("host", "127.0.0.1"), ("x-api-key", key.as_str())];
+    let headers = [("host", "127.0.0.1"), ("x-api-key", key)];
 
     let (listed, list) = port.get("/v1/sessions", &headers).await;
     assert_eq!((listed, &list["data"]), (200, &json!([])));
