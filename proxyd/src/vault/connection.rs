@@ -125,8 +125,7 @@ async fn carry(mut socket: UnixStream, mut questions: mpsc::Receiver<Question>) 
     loop {
         let question = tokio::select! {
             question = questions.recv() => question,
-            // Nothing comes unasked: readable means that the child has ended.
-            _ = socket.readable() => None,
+            () = ended(&socket) => None,
         };
         let Some(question) = question else { return };
         let exchanged = tokio::time::timeout(
@@ -136,6 +135,17 @@ async fn carry(mut socket: UnixStream, mut questions: mpsc::Receiver<Question>) 
         match exchanged.await {
             // Whoever asked may have stopped waiting.
             Ok(Ok(body)) => drop(question.answer.send(body)),
+            _ => return,
+        }
+    }
+}
+
+/// Resolves when the child has ended: nothing comes from it unasked. That the socket counts as
+/// readable may be left over from the answer before.
+async fn ended(socket: &UnixStream) {
+    while socket.readable().await.is_ok() {
+        match socket.try_read(&mut [0u8; 1]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             _ => return,
         }
     }
