@@ -38,7 +38,7 @@ fn parse_request_into<'a>(
     let (Some(method), Some(target)) = (parsed.method, parsed.path) else {
         return Err(HeadError::Malformed("no request line"));
     };
-    check_start_line(bytes, method.len() + 1 + target.len() + " HTTP/1.1\r\n".len() + 1)?;
+    check_start_line(bytes, method.len() + 1 + target.len() + " HTTP/1.1\r\n".len())?;
     if target.contains('#') || !target.is_ascii() {
         return Err(HeadError::Malformed("request target is not a URI"));
     }
