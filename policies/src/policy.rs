@@ -98,6 +98,12 @@ impl Policy {
         Some(&rule.name)
     }
 
+    /// Every host that some rule names: an environment made through the API that lists all of them
+    /// narrows nothing.
+    pub fn hosts(&self) -> impl Iterator<Item = &HostPattern> {
+        self.rules.iter().flat_map(|rule| rule.hosts.iter())
+    }
+
     /// The rules by name with a one-line summary each, in order.
     pub fn rules(&self) -> impl Iterator<Item = (&str, String)> {
         self.rules.iter().map(|rule| (rule.name.as_str(), rule.to_string()))

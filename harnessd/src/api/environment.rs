@@ -167,11 +167,12 @@ impl Environment {
             }
             patterns.push(pattern);
         }
-        let narrowed = policy.rules().next().is_some();
-        if narrowed {
+        let kept = |host: &HostPattern| patterns.iter().any(|pattern| pattern.covers(host));
+        if let Some(host) = policy.hosts().find(|host| !kept(host)) {
             let why = format!(
-                "not enforced narrower than {}.toml: use unrestricted, which means all that the \
-                 file allows, or name a narrower file in metadata.policy",
+                "leaves out \"{host}\", which {}.toml allows, and this version enforces the file \
+                 alone: use unrestricted, which means all that the file allows, or name a \
+                 narrower file in metadata.policy",
                 policy.name
             );
             return Err(ApiError::field("config.networking", why));
@@ -294,7 +295,8 @@ mod tests {
         assert!(outside.message.contains("allowed_hosts[1]"), "{outside}");
         assert!(outside.message.contains("outside dev.toml"), "{outside}");
         let narrower = limited(&["db.corp.example"]).check(&policy).unwrap_err();
-        assert!(narrower.message.starts_with("config.networking: not enforced"), "{narrower}");
+        assert!(narrower.message.contains("leaves out \"*.corp.example\""), "{narrower}");
+        assert_eq!(limited(&["*.corp.example"]).check(&policy), Ok(()));
         let package = packaged("evil").check(&policy).unwrap_err();
         assert!(package.message.contains("sandbox.packages.pip of dev.toml"), "{package}");
     }

@@ -62,6 +62,11 @@ impl ApiError {
         Self::of(StatusCode::PAYLOAD_TOO_LARGE, format!("request body: longer than {limit} bytes"))
     }
 
+    /// A stated number of things is in use; trying again later can help.
+    pub fn busy(what: &str, limit: usize) -> Self {
+        Self::of(StatusCode::TOO_MANY_REQUESTS, format!("{what}: {limit} are open already"))
+    }
+
     /// Our own failure. What happened goes to the log; the caller learns only that it did.
     pub fn internal(error: &dyn std::error::Error) -> Self {
         tracing::error!(%error, "api call failed");

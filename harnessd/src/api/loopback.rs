@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Connections served at once. One client of the official SDK keeps up to 100 idle.
-const CONNECTIONS_MAX: usize = 512;
+const CONNECTIONS_MAX: usize = 1024;
 /// A head must arrive within this time.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Wait after a failed accept: out of descriptors or memory, the next try may find some.

@@ -63,6 +63,8 @@ pub struct ApiState {
     /// Held while an answer to a tool call is checked and appended, so that of two equal ones sent
     /// at once only the first is stored.
     answers: Arc<tokio::sync::Mutex<()>>,
+    /// How many more event streams may be opened.
+    streams: Arc<tokio::sync::Semaphore>,
 }
 
 impl ApiState {
@@ -72,7 +74,8 @@ impl ApiState {
             None => keys::Keys::own(&config.state_dir),
         };
         let (config, keys) = (Arc::new(config), Arc::new(keys));
-        Self { engine, config, keys, answers: Arc::default() }
+        let streams = Arc::new(tokio::sync::Semaphore::new(stream::STREAMS_MAX));
+        Self { engine, config, keys, answers: Arc::default(), streams }
     }
 }
 

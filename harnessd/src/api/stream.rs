@@ -5,6 +5,7 @@
 //! it is deleted or the daemon stops.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
@@ -14,6 +15,7 @@ use axum::response::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Uri};
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::edge::Owner;
 use super::error::ApiError;
@@ -28,6 +30,11 @@ use crate::log::now;
 /// proxies between them often after 60.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const DELTAS_MAX: usize = 100;
+/// Events read at once, so that memory does not grow with the session.
+const SLICE: usize = 1_000;
+/// Streams open at once. Each holds one of the connections that a socket serves, of which there
+/// are twice as many, so that streams alone never shut everybody out.
+pub const STREAMS_MAX: usize = 512;
 
 /// Which previews a connection asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,15 +53,23 @@ pub async fn stream(
     let log = state.engine.log();
     log.object(sessions::KIND, &owner.0, &id, None).await?;
     let session = session::id(&id)?;
+    let permit = Arc::clone(&state.streams).try_acquire_owned();
+    let permit = permit.map_err(|_| ApiError::busy("event streams", STREAMS_MAX))?;
     // What is appended from here on is live; the fold needs to know what came before.
     let before = log.chain(&session).await?.events;
     let live = state.engine.subscribe(&session).await?;
-    let mut frames = Frames::new(Fold::new(&id), deltas, live);
-    for event in log.all(&session).await? {
-        let wires = frames.fold.feed(&event);
-        frames.last = event.seq;
-        if event.seq > before {
-            wires.iter().for_each(|wire| frames.push(wire));
+    let mut frames = Frames::new(Fold::new(&id), deltas, live, permit);
+    loop {
+        let events = log.slice(&session, frames.last, SLICE).await?;
+        for event in &events {
+            let wires = frames.fold.feed(event);
+            frames.last = event.seq;
+            if event.seq > before {
+                wires.iter().for_each(|wire| frames.push(wire));
+            }
+        }
+        if events.len() < SLICE {
+            break;
         }
     }
     let stream = futures_util::stream::unfold(frames, |mut frames| async move {
@@ -99,13 +114,15 @@ struct Frames {
     /// Previews that this connection has seen begin.
     open: HashSet<String>,
     ended: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Frames {
-    fn new(fold: Fold, deltas: Deltas, live: LiveStream) -> Self {
+    fn new(fold: Fold, deltas: Deltas, live: LiveStream, permit: OwnedSemaphorePermit) -> Self {
         // The first bytes go out at once, so that no client waits for an event to see the head.
         let ready = VecDeque::from([Bytes::from_static(b": open\n\n")]);
-        Self { fold, deltas, live, last: 0, ready, open: HashSet::new(), ended: false }
+        let open = HashSet::new();
+        Self { fold, deltas, live, last: 0, ready, open, ended: false, _permit: permit }
     }
 
     /// The next frame, or a heartbeat; `None` when the stream is over.

@@ -66,7 +66,7 @@ impl Daemon {
         for name in ["run", "state", "policies"] {
             ipc::daemon::private_directory(&at(name)).unwrap();
         }
-        let policy = "[[egress.allow]]\nhosts = [\"api.corp.example\"]\n";
+        let policy = "[[egress.allow]]\nhosts = [\"api.corp.example\", \"db.corp.example\"]\n";
         std::fs::write(at("policies/dev.toml"), policy).unwrap();
         std::fs::write(at("policies/locked.toml"), "description = \"nothing\"\n").unwrap();
         std::fs::write(at("script.json"), json!({ "turns": turns }).to_string()).unwrap();

@@ -97,7 +97,11 @@ async fn environments_are_bound_to_policy_files() {
     let evil = with("b", "dev", limited(json!(["evil.example"])));
     post(evil).await.refused(400, invalid, "evil.example");
     let narrow = with("c", "dev", limited(json!(["api.corp.example"])));
-    post(narrow).await.refused(400, invalid, "config.networking");
+    post(narrow).await.refused(400, invalid, "db.corp.example");
+    let whole = with("c", "dev", limited(json!(["*.corp.example"])));
+    post(whole).await.refused(400, invalid, "outside dev.toml");
+    let all = with("c", "dev", limited(json!(["db.corp.example", "api.corp.example"])));
+    post(all).await.ok();
     let packages = json!({ "name": "d", "config": { "type": "cloud",
         "packages": { "pip": ["requests"] } } });
     post(packages).await.refused(400, invalid, "sandbox.packages.pip");
