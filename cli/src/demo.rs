@@ -124,7 +124,7 @@ fn introduce(stage: &Stage, voice: &mut Voice) -> Result<(), Failure> {
         && pids[1] != pids[2]
         && pids[0] != pids[2];
     voice.line("")?;
-    voice.claim(separate, "three separate processes of this user, without root's help")
+    voice.claim(separate, "three daemons, three separate processes")
 }
 
 fn finish(

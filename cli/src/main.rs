@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         "harnessd" => return harnessd::main(&["harnessd"], words.split_off(1)),
         _ => {}
     }
-    let args = Args::parse();
+    let args = Args::parse_from(std::iter::once("cleanhands".into()).chain(words));
     let json = args.global.json;
     // One thread: what this program starts dies with the thread that started it (PR_SET_PDEATHSIG).
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

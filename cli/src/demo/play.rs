@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use ipc::http::Client;
 use ipc::sandbox::SandboxInfo;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::api::{EventStream, Harness, NewSession};
@@ -213,15 +215,10 @@ impl<'a> Play<'a> {
             "SIGKILL for the sandbox, process {}: everything in it ends at once.",
             sandbox.pid
         ))?;
-        let pid = i32::try_from(sandbox.pid).ok().and_then(Pid::from_raw);
-        let killed = pid.map(|pid| {
-            let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-            rustix::process::pidfd_send_signal(&handle, Signal::KILL)
-        });
-        self.voice
-            .claim(matches!(killed, Some(Ok(()))), "it is gone, in the middle of the call")?;
+        let gone = end_at_once(sandbox.pid).await;
+        self.voice.claim(gone, "it is gone, in the middle of the call")?;
         self.voice.breath().await;
-        self.stage.billing.order(&format!("release {}", story::RECONCILE)).await
+        Ok(())
     }
 
     /// The sandboxes that live now; remembers them.
@@ -291,11 +288,24 @@ impl<'a> Play<'a> {
     }
 }
 
+/// Kills a process by a handle that cannot mean another one, and waits until it is gone.
+async fn end_at_once(pid: u32) -> bool {
+    let end = move || {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+        let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        rustix::process::pidfd_send_signal(&handle, Signal::KILL)?;
+        let mut gone = [PollFd::new(&handle, PollFlags::IN)];
+        let limit = Timespec::try_from(EVENT_WITHIN).map_err(|_| Errno::INVAL)?;
+        Ok::<_, Errno>(rustix::event::poll(&mut gone, Some(&limit))? == 1)
+    };
+    matches!(tokio::task::spawn_blocking(end).await, Ok(Ok(true)))
+}
+
 /// What was searched, in words.
 pub fn nowhere(searched: &Searched) -> String {
     let what = format!(
-        "searched {} files, among them {} logs and {} of databases, {} environments and {:.1} MB \
-         of the sandbox's memory",
+        "searched {} files ({} of logs, {} of databases), {} environments and {:.1} MB of the \
+         sandbox's memory",
         searched.files,
         searched.logs,
         searched.databases,

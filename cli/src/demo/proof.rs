@@ -213,7 +213,7 @@ fn table(play: &Play<'_>, facts: &Facts) -> Result<Value, Failure> {
             ),
         ),
         ("sandboxes", format!("made in {}, when a call needed one", made.join(" and "))),
-        ("searched", summary(&facts.searched)),
+        ("the token", summary(&facts.searched)),
     ];
     play.voice.heading("In short")?;
     play.voice.line("")?;
