@@ -88,7 +88,7 @@ const MIGRATIONS: &[&str] = &[
 pub(super) fn open_writer(path: &Path) -> Result<Connection, LogError> {
     let mut connection = Connection::open(path)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.pragma_update(None, "journal_mode", "wal")?;
+    enter_wal(&connection)?;
     // FULL syncs the log at each commit: an acknowledged event survives a power cut.
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
@@ -96,6 +96,24 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, LogError> {
     connection.pragma_update(None, "temp_store", "memory")?;
     migrate(&mut connection)?;
     Ok(connection)
+}
+
+/// Switching to WAL does not wait for others by itself, so two processes that make the file at the
+/// same time would get in each other's way.
+fn enter_wal(connection: &Connection) -> Result<(), LogError> {
+    let deadline = std::time::Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match connection.pragma_update(None, "journal_mode", "wal") {
+            Ok(()) => return Ok(()),
+            Err(error)
+                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy)
+                    && std::time::Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// A connection that only reads.

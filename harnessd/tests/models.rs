@@ -1,0 +1,269 @@
+//! The way to a model: the lease, the request that proxyd sees, and what comes of its answers.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response, StatusCode};
+use harnessd::config::{ModelConfig, Provider};
+use harnessd::context::Prompt;
+use harnessd::log::{ErrorKind, Failure};
+use harnessd::model::{Answer, Delta, Egress, Models};
+use ipc::fd::ChannelListener;
+use ipc::lease::{Holder, LeaseReply, LeaseRequest, Opened};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// A proxyd that opens leases and answers for the model's server.
+struct Proxyd {
+    seen: Arc<Seen>,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// Answers still to be given, the next one last.
+    answers: Mutex<Vec<(StatusCode, Vec<(&'static str, &'static str)>, String)>>,
+    requests: Mutex<Vec<(String, Vec<(String, String)>, Value)>>,
+    leases: Mutex<u32>,
+}
+
+impl Proxyd {
+    fn start(dir: &Path, seen: Arc<Seen>) -> Self {
+        let stop = CancellationToken::new();
+        let lease = bind(&dir.join("lease.sock"), ipc::daemon::Kind::SeqPacket);
+        let (state, ended) = (Arc::clone(&seen), stop.clone());
+        tokio::spawn(async move {
+            let listener = ChannelListener::new(lease).unwrap();
+            let mut held = Vec::new();
+            loop {
+                let channel = tokio::select! {
+                    channel = listener.accept() => channel.unwrap(),
+                    () = ended.cancelled() => return,
+                };
+                let (request, _) = channel.receive::<LeaseRequest>().await.unwrap();
+                let LeaseRequest::Open(open) = request else { panic!("{request:?}") };
+                assert_eq!((open.holder, open.environment.as_str()), (Holder::Harness, "harness"));
+                let number = {
+                    let mut leases = state.leases.lock().unwrap();
+                    *leases += 1;
+                    *leases
+                };
+                let opened = LeaseReply::Opened(Opened {
+                    lease: open.lease,
+                    token: Some(format!("token-{number}")),
+                    ca_pem: String::new(),
+                    env: Vec::new(),
+                    generation: 1,
+                });
+                channel.send(&opened, &[]).await.unwrap();
+                held.push(channel);
+            }
+        });
+        let egress = bind(&dir.join("egress.sock"), ipc::daemon::Kind::Stream);
+        let egress = std::os::unix::net::UnixListener::from(egress);
+        egress.set_nonblocking(true).unwrap();
+        let egress = tokio::net::UnixListener::from_std(egress).unwrap();
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&seen));
+        let drain = std::time::Duration::ZERO;
+        tokio::spawn(ipc::http::serve(egress, router, stop.clone(), drain));
+        Self { seen, stop }
+    }
+}
+
+fn bind(path: &Path, kind: ipc::daemon::Kind) -> std::os::fd::OwnedFd {
+    let mut none = ipc::daemon::Inherited::from_environment().unwrap();
+    ipc::daemon::listen(&mut none, path, kind).unwrap()
+}
+
+async fn answer(State(seen): State<Arc<Seen>>, request: Request<Body>) -> Response<Body> {
+    let uri = request.uri().to_string();
+    let headers: Vec<(String, String)> = request
+        .headers()
+        .iter()
+        .map(|(n, v)| (n.to_string(), v.to_str().unwrap().to_owned()))
+        .collect();
+    let token = format!("Bearer token-{}", seen.leases.lock().unwrap());
+    if !headers.contains(&("proxy-authorization".into(), token)) {
+        return Response::builder().status(407).body(Body::empty()).unwrap();
+    }
+    let body = axum::body::to_bytes(request.into_body(), usize::MAX).await.unwrap();
+    let body = serde_json::from_slice(&body).unwrap();
+    seen.requests.lock().unwrap().push((uri, headers, body));
+    let (status, headers, text) = seen.answers.lock().unwrap().pop().unwrap();
+    let mut response = Response::builder().status(status);
+    for (name, value) in headers {
+        response = response.header(name, value);
+    }
+    response.body(Body::from(text)).unwrap()
+}
+
+fn models(dir: &Path) -> Models {
+    let endpoint = "https://model.example/v1/messages".parse().unwrap();
+    let provider = Provider::Messages { endpoint, temperature: None };
+    let config = ModelConfig { provider, model: Some("real-name".into()), max_tokens: 99 };
+    let table = BTreeMap::from([("*".to_owned(), config)]);
+    let egress = Egress::new(dir.join("lease.sock"), dir.join("egress.sock"), "harness");
+    Models::new(table, BTreeMap::new(), egress)
+}
+
+async fn ask(models: &Models) -> Result<(Answer, String), Failure> {
+    let heard = Mutex::new(String::new());
+    let sink = |delta: Delta| {
+        if let Delta::Text { text, .. } = delta {
+            heard.lock().unwrap().push_str(&text);
+        }
+    };
+    let prompt = Prompt {
+        system: Some("Be brief.".into()),
+        tools: vec![json!({ "name": "bash", "input_schema": { "type": "object" } })],
+        messages: vec![json!({ "role": "user", "content": [{ "type": "text", "text": "hi" }] })],
+    };
+    let answer = models.find("agents-name").unwrap().ask(prompt, &sink).await?;
+    Ok((answer, heard.into_inner().unwrap()))
+}
+
+fn private_dir() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::Permissions::from_mode(0o700);
+    tempfile::Builder::new().permissions(mode).tempdir().unwrap()
+}
+
+const WHOLE: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\
+    \"msg_1\",\"model\":\"real-name\",\"usage\":{\"input_tokens\":5}}}\n\n\
+    event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\
+    \"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n\
+    event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\
+    \"delta\":{\"type\":\"text_delta\",\"text\":\"Hello\"}}\n\n\
+    event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n\
+    event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\
+    \"end_turn\"},\"usage\":{\"output_tokens\":2}}\n\n\
+    event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+
+#[tokio::test]
+async fn a_request_goes_through_the_lease_and_carries_no_key() {
+    let dir = private_dir();
+    let proxyd = Proxyd::start(dir.path(), Arc::default());
+    proxyd.seen.answers.lock().unwrap().push((StatusCode::OK, vec![], WHOLE.into()));
+
+    let (answer, heard) = ask(&models(dir.path())).await.unwrap();
+
+    assert_eq!(answer.blocks, [json!({ "type": "text", "text": "Hello" })]);
+    assert_eq!((heard.as_str(), answer.usage.input_tokens), ("Hello", 5));
+    let (uri, headers, body) = proxyd.seen.requests.lock().unwrap().remove(0);
+    assert_eq!(uri, "https://model.example/v1/messages", "not in absolute form");
+    let names: Vec<&str> = headers.iter().map(|(n, _)| n.as_str()).collect();
+    assert!(!names.contains(&"x-api-key") && !names.contains(&"authorization"), "{names:?}");
+    assert!(headers.contains(&("anthropic-version".into(), "2023-06-01".into())));
+    assert!(headers.contains(&("host".into(), "model.example".into())));
+    assert_eq!(body["model"], "real-name");
+    assert_eq!(body["stream"], true);
+    assert_eq!(body["system"][0]["cache_control"]["type"], "ephemeral");
+}
+
+#[tokio::test]
+async fn one_lease_serves_many_requests_and_a_restarted_proxyd_gives_a_new_one() {
+    let dir = private_dir();
+    let seen = Arc::<Seen>::default();
+    let whole = || (StatusCode::OK, vec![], WHOLE.to_owned());
+    *seen.answers.lock().unwrap() = vec![whole(), whole(), whole()];
+    let first = Proxyd::start(dir.path(), Arc::clone(&seen));
+    let models = models(dir.path());
+
+    ask(&models).await.unwrap();
+    ask(&models).await.unwrap();
+    let before = *seen.leases.lock().unwrap();
+    first.stop.cancel();
+    // The old listeners go once their tasks have seen the stop.
+    let second = loop {
+        tokio::task::yield_now().await;
+        let free = |name: &str| {
+            std::os::unix::net::UnixStream::connect(dir.path().join(name)).is_err()
+                && ipc::fd::connect(&dir.path().join(name)).is_err()
+        };
+        if free("lease.sock") && free("egress.sock") {
+            break Proxyd::start(dir.path(), Arc::clone(&seen));
+        }
+    };
+    ask(&models).await.unwrap();
+
+    assert_eq!((before, *seen.leases.lock().unwrap()), (1, 2));
+    drop(second);
+}
+
+#[tokio::test]
+async fn each_kind_of_refusal_is_a_failure_that_says_what_to_do_about_it() {
+    let denial = json!({ "error": {
+        "code": "host_not_allowed", "reason": "no rule lists model.example", "hint": "add one",
+    }});
+    let overloaded = json!({ "type": "error", "error": {
+        "type": "overloaded_error", "message": "Overloaded" }});
+    let cut = WHOLE.split("event: message_delta").next().unwrap();
+    let cases = [
+        (
+            429,
+            vec![("retry-after", "2")],
+            "{}".into(),
+            ErrorKind::ModelRateLimited,
+            true,
+            Some(2000),
+            "429",
+        ),
+        (429, vec![], "{}".into(), ErrorKind::ModelRateLimited, false, None, "429"),
+        (529, vec![], overloaded.to_string(), ErrorKind::ModelOverloaded, true, None, "Overloaded"),
+        (
+            500,
+            vec![("x-should-retry", "false")],
+            "<html>".into(),
+            ErrorKind::ModelRequestFailed,
+            false,
+            None,
+            "500",
+        ),
+        (
+            403,
+            vec![("x-cleanhands-denial", "host_not_allowed")],
+            denial.to_string(),
+            ErrorKind::ModelRequestFailed,
+            false,
+            None,
+            "no rule lists model.example; add one",
+        ),
+        (200, vec![], cut.into(), ErrorKind::ModelRequestFailed, true, None, "ended before"),
+        (
+            200,
+            vec![],
+            "data: {\"type\":\n\n".into(),
+            ErrorKind::ModelRequestFailed,
+            true,
+            None,
+            "not JSON",
+        ),
+    ];
+    let dir = private_dir();
+    let proxyd = Proxyd::start(dir.path(), Arc::default());
+    let models = models(dir.path());
+    for (status, headers, body, error, retryable, retry_after_ms, text) in cases {
+        let status = StatusCode::from_u16(status).unwrap();
+        proxyd.seen.answers.lock().unwrap().push((status, headers, body));
+
+        let failure = ask(&models).await.unwrap_err();
+
+        let found = (failure.error, failure.retryable, failure.retry_after_ms);
+        assert_eq!(found, (error, retryable, retry_after_ms), "{failure:?}");
+        assert!(failure.message.contains(text), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_proxyd_the_failure_names_its_socket_and_may_be_tried_again() {
+    let dir = private_dir();
+
+    let failure = ask(&models(dir.path())).await.unwrap_err();
+
+    assert!(failure.retryable);
+    assert!(failure.message.contains("lease.sock"), "{failure:?}");
+}
