@@ -124,7 +124,7 @@ async fn end_sandbox(
         .filter(|sandbox| control.service.owners.speaks_for(&peer, &sandbox.owner))
         .ok_or_else(|| Fault::new(Code::NotFound, format!("no sandbox {wanted}")))?;
     sandbox.close();
-    let _ = tokio::time::timeout(END_TIMEOUT, sandbox.cell.ended()).await;
+    let _ = tokio::time::timeout(END_TIMEOUT, sandbox.removed.cancelled()).await;
     Ok(Json(json!({})))
 }
 
@@ -143,11 +143,11 @@ async fn end_session(
     for sandbox in service.sandboxes.living() {
         if sandbox.session.as_ref() == Some(&session) {
             sandbox.close();
-            let _ = tokio::time::timeout(END_TIMEOUT, sandbox.cell.ended()).await;
+            let _ = tokio::time::timeout(END_TIMEOUT, sandbox.removed.cancelled()).await;
         }
     }
     let (workspaces, name) = (service.sandboxes.workspaces.clone(), session.clone());
-    let removed = tokio::task::spawn_blocking(move || workspaces.remove(name.as_str())).await;
+    let removed = tokio::task::spawn_blocking(move || workspaces.end_of_session(&name)).await;
     match removed {
         Ok(Ok(())) => Ok(Json(json!({}))),
         Ok(Err(error)) => Err(cannot_remove(&session, &error.to_string())),

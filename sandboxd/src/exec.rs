@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ipc::fault::{Code, Fault};
 use ipc::fd::{Channel, ChannelListener};
+use ipc::id::CallId;
 use ipc::peer::Principal;
 use ipc::sandbox::{ExecReply, ExecRequest};
 use rustix::fs::FileType;
@@ -143,8 +144,13 @@ async fn execute(
         session: None,
         workspace: asked.workspace.clone(),
     };
-    let sandbox = service.sandboxes.make(wanted).await?;
-    let outcome = run(channel, &sandbox, asked).await;
+    // Held while the command runs, so that its sandbox is never taken for idle; its requests carry
+    // the id in the audit.
+    let call = CallId::random();
+    let in_use = service.sandboxes.make(wanted, &call).await?;
+    let sandbox = &in_use.sandbox;
+    sandbox.lease().call_started(&call).await;
+    let outcome = run(channel, sandbox, asked).await;
     sandbox.close();
     let exit = outcome?;
     let Some(exit) = exit else { return Ok(()) };

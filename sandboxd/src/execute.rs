@@ -106,7 +106,13 @@ impl Service {
         calls.insert(call.request.call.clone(), Arc::clone(&call));
         let (service, begun) = (Arc::clone(self), Arc::clone(&call));
         tokio::spawn(async move {
-            let (outcome, stored) = service.carry_out(&begun).await;
+            let task = {
+                let (service, begun) = (Arc::clone(&service), Arc::clone(&begun));
+                tokio::spawn(async move { service.carry_out(&begun).await })
+            };
+            // A panic of ours must not leave its callers waiting; the journal knows how far it came.
+            let broken = |_| (Err(Fault::new(Code::Internal, "the call broke off: a bug")), true);
+            let (outcome, stored) = task.await.unwrap_or_else(broken);
             log_end(&begun, &outcome);
             // Told before it is forgotten: whoever asks in between must find one of the two.
             begun.ended.send_replace(Some(outcome));

@@ -72,6 +72,8 @@ pub struct Sandbox {
     pub shell: Arc<tokio::sync::Mutex<bash::Session>>,
     /// Cancelled when nothing can run in it any more.
     pub gone: CancellationToken,
+    /// Cancelled when its processes, its lease and what was its alone are gone.
+    pub removed: CancellationToken,
     /// Cancelled to end it.
     closing: CancellationToken,
     lease: Lease,
@@ -93,7 +95,13 @@ pub struct InUse {
     call: CallId,
 }
 
-type Slot = Arc<tokio::sync::Mutex<Option<Arc<Sandbox>>>>;
+/// Where the calls of one [`Key`] find their sandbox.
+#[derive(Debug, Default)]
+struct Slot {
+    current: Option<Arc<Sandbox>>,
+    /// When and why none could be made the last time.
+    failed: Option<(Instant, Fault)>,
+}
 
 /// All sandboxes of this daemon, and what it takes to make one.
 #[derive(Debug)]
@@ -102,7 +110,7 @@ pub struct Sandboxes {
     environments: Environments,
     pub workspaces: Workspaces,
     lease_socket: PathBuf,
-    slots: Mutex<HashMap<Key, Slot>>,
+    slots: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Slot>>>>,
     living: Mutex<HashMap<SandboxId, Arc<Sandbox>>>,
     watchers: TaskTracker,
     /// Cancelled when no sandbox can be made any more: the daemon has to end.
@@ -135,37 +143,51 @@ impl Sandboxes {
         wanted: Wanted,
         call: &CallId,
     ) -> Result<(InUse, Option<u64>), Fault> {
+        let asked = Instant::now();
         let slot = Arc::clone(lock(&self.slots).entry(key.clone()).or_default());
-        let mut current = slot.lock().await;
-        if let Some(in_use) = current.as_ref().and_then(|sandbox| sandbox.enter(call)) {
+        let mut slot = slot.lock().await;
+        if let Some(in_use) = slot.current.as_ref().and_then(|sandbox| sandbox.enter(call)) {
             return Ok((in_use, None));
         }
-        let made = self.make(wanted).await?;
-        let provision_us = Some(made.provision_us);
-        let in_use = made.enter(call).ok_or_else(ended_at_once)?;
-        *current = Some(made);
-        Ok((in_use, provision_us))
+        match &slot.failed {
+            // It failed while this call waited: the next try would only add to the wait.
+            Some((when, fault)) if *when > asked => return Err(fault.clone()),
+            _ => {}
+        }
+        match self.make(wanted, call).await {
+            Ok(in_use) => {
+                *slot = Slot { current: Some(Arc::clone(&in_use.sandbox)), failed: None };
+                let provision_us = in_use.sandbox.provision_us;
+                Ok((in_use, Some(provision_us)))
+            }
+            Err(fault) => {
+                slot.failed = Some((Instant::now(), fault.clone()));
+                Err(fault)
+            }
+        }
     }
 
-    /// Makes a sandbox and watches over it until it ends.
-    pub async fn make(self: &Arc<Self>, wanted: Wanted) -> Result<Arc<Sandbox>, Fault> {
+    /// Makes a sandbox with a call in it, and watches over it until it ends.
+    pub async fn make(self: &Arc<Self>, wanted: Wanted, call: &CallId) -> Result<InUse, Fault> {
         let temporary = wanted.workspace.is_none();
         let (sandbox, events) = make(self, wanted).await?;
         let sandbox = Arc::new(sandbox);
+        let in_use = sandbox.enter(call);
         lock(&self.living).insert(sandbox.id.clone(), Arc::clone(&sandbox));
-        let (all, watched) = (Arc::clone(self), Arc::clone(&sandbox));
+        let all = Arc::clone(self);
         self.watchers.spawn(async move {
-            watch(&watched, events).await;
-            all.forget(&watched);
+            watch(&sandbox, events).await;
+            all.forget(&sandbox);
             if temporary {
-                let (workspaces, id) = (all.workspaces.clone(), watched.id.clone());
-                let removed = tokio::task::spawn_blocking(move || workspaces.remove(id.as_str()));
+                let (workspaces, id) = (all.workspaces.clone(), sandbox.id.clone());
+                let removed = tokio::task::spawn_blocking(move || workspaces.end_of(&id));
                 if let Ok(Err(error)) = removed.await {
-                    tracing::warn!(sandbox = %watched.id, %error, "cannot remove a workspace");
+                    tracing::warn!(sandbox = %sandbox.id, %error, "cannot remove a workspace");
                 }
             }
+            sandbox.removed.cancel();
         });
-        Ok(sandbox)
+        in_use.ok_or_else(|| Fault::new(Code::Internal, "a new sandbox takes no call"))
     }
 
     pub fn living(&self) -> Vec<Arc<Sandbox>> {
@@ -188,10 +210,10 @@ impl Sandboxes {
     /// Drops an ended sandbox, and the slot it was in unless a call is about to use that.
     fn forget(&self, ended: &Sandbox) {
         lock(&self.living).remove(&ended.id);
-        lock(&self.slots).retain(|_, slot| match slot.try_lock() {
-            Ok(mut current) => {
-                current.take_if(|sandbox| sandbox.id == ended.id);
-                current.is_some() || Arc::strong_count(slot) > 1
+        lock(&self.slots).retain(|_, shared| match shared.try_lock() {
+            Ok(mut slot) => {
+                slot.current.take_if(|sandbox| sandbox.id == ended.id);
+                slot.current.is_some() || Arc::strong_count(shared) > 1
             }
             Err(_) => true,
         });
@@ -254,6 +276,7 @@ async fn make(
         provision_us,
         shell: Arc::default(),
         gone: CancellationToken::new(),
+        removed: CancellationToken::new(),
         closing: CancellationToken::new(),
         lease,
         uses: Mutex::new(Uses { running: Vec::new(), idle_since: Instant::now(), closed: false }),
@@ -418,10 +441,6 @@ fn variables(
         }
     }
     merged
-}
-
-fn ended_at_once() -> Fault {
-    Fault::new(Code::Unavailable, "the sandbox ended as soon as it was made")
 }
 
 fn micros(time: Duration) -> u64 {

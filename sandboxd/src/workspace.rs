@@ -17,6 +17,8 @@ use rustix::io::Errno;
 
 /// Begins the names of workspaces that are being removed: no id begins so.
 const REMOVED: &str = ".removed-";
+/// Begins the names of workspaces that end with their sandbox, or with this daemon.
+const TEMPORARY: &str = ".sandbox-";
 
 /// A directory that a caller has shown to be its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,13 +45,14 @@ pub struct Workspaces {
 }
 
 impl Workspaces {
-    /// Opens the folder of workspaces; what an earlier process was removing goes on being removed.
+    /// Opens the folder of workspaces; what an earlier process was removing, or left behind, goes.
     pub fn open(root: PathBuf) -> std::io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&root)?;
         let mut left = Vec::new();
         for entry in std::fs::read_dir(&root)? {
             let name = entry?.file_name();
-            if name.to_str().is_some_and(|name| name.starts_with(REMOVED)) {
+            let ours = |name: &str| name.starts_with(REMOVED) || name.starts_with(TEMPORARY);
+            if name.to_str().is_some_and(ours) {
                 left.push(root.join(name));
             }
         }
@@ -66,7 +69,12 @@ impl Workspaces {
 
     /// A workspace that ends with its sandbox.
     pub fn of_sandbox(&self, sandbox: &SandboxId) -> Result<Workspace, Fault> {
-        self.own(sandbox.as_str())
+        self.own(&format!("{TEMPORARY}{sandbox}"))
+    }
+
+    /// Removes the workspace of a sandbox that has ended. Blocking.
+    pub fn end_of(&self, sandbox: &SandboxId) -> std::io::Result<()> {
+        self.remove(&format!("{TEMPORARY}{sandbox}"))
     }
 
     fn own(&self, name: &str) -> Result<Workspace, Fault> {
@@ -85,9 +93,13 @@ impl Workspaces {
         Ok(Workspace { identity: (meta.dev(), meta.ino()), path })
     }
 
-    /// Removes a session's own workspace: it is gone for everybody at once, its files soon after.
-    /// Blocking. No sandbox may use it any more.
-    pub fn remove(&self, name: &str) -> std::io::Result<()> {
+    /// Removes a session's own workspace; no sandbox may use it any more. Blocking.
+    pub fn end_of_session(&self, session: &SessionId) -> std::io::Result<()> {
+        self.remove(session.as_str())
+    }
+
+    /// Gone for everybody at once, its files soon after.
+    fn remove(&self, name: &str) -> std::io::Result<()> {
         let removed = self.root.join(format!("{REMOVED}{}", ipc::id::random_text(12)));
         match std::fs::rename(self.root.join(name), &removed) {
             Ok(()) => {}
@@ -289,7 +301,7 @@ mod tests {
         let closed = std::fs::Permissions::from_mode(0o000);
         std::fs::set_permissions(workspace.join("closed"), closed).unwrap();
 
-        workspaces.remove(session.as_str()).unwrap();
+        workspaces.end_of_session(&session).unwrap();
 
         assert_eq!(std::fs::read_dir(dir.path().join("workspaces")).unwrap().count(), 0);
         assert_eq!(std::fs::read_to_string(outside.join("file")).unwrap(), "kept");

@@ -22,11 +22,20 @@ struct Client {
 
 /// Asks for a command with pipes as its descriptors, and `directory` as its workspace.
 async fn exec(daemon: &Daemon, argv: &[&str], directory: Option<&std::path::Path>) -> Client {
+    exec_in("dev", daemon, argv, directory).await
+}
+
+async fn exec_in(
+    environment: &str,
+    daemon: &Daemon,
+    argv: &[&str],
+    directory: Option<&std::path::Path>,
+) -> Client {
     let channel = Channel::connect(&daemon.layout.sandboxd_exec()).unwrap();
     let (stdin_in, stdin) = std::io::pipe().unwrap();
     let (stdout, stdout_in) = std::io::pipe().unwrap();
     let request = ExecRequest::Exec {
-        environment: "dev".into(),
+        environment: environment.into(),
         argv: argv.iter().map(|&arg| arg.to_owned()).collect(),
         env: vec![("EXTRA".into(), "extra".into())],
         path: directory.map(|path| path.to_str().unwrap().to_owned()),
@@ -107,6 +116,16 @@ async fn a_signal_is_delivered_and_a_client_that_leaves_ends_the_command() {
     assert_eq!(exit, (None, Some(15)));
     assert_eq!(rest, "");
     assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_runs_is_not_idle() {
+    let daemon = Daemon::start().await;
+
+    let client = exec_in("brief", &daemon, &["/bin/sleep", "2"], None).await;
+    client.started().await;
+
+    assert_eq!(client.exited().await, (Some(0), None));
 }
 
 #[tokio::test(flavor = "multi_thread")]
