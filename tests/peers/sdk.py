@@ -17,10 +17,17 @@ SCRIPT = {"turns": [
      "tools": [{"name": "bash", "input": {"command": "echo forty-two > answer.txt; cat answer.txt"}}]},
     {"text": "The answer is forty-two.", "expect": "forty-two"},
 ]}
+CUSTOM_TOOLS = {"turns": [
+    {"text": "I ask the client.",
+     "tools": [{"name": "lookup", "input": {"city": "Bern"}}, {"name": "fail", "input": {}}]},
+    {"text": "Thank you.", "expect": "MARK-134591"},
+]}
 
 with Place() as place:
     script = place.root / "script.json"
     script.write_text(json.dumps(SCRIPT))
+    custom_tools = place.root / "custom-tools.json"
+    custom_tools.write_text(json.dumps(CUSTOM_TOOLS))
     socket = place.cleanhands(
         {"dev": POLICY}, {},
         f"""
@@ -28,9 +35,13 @@ with Place() as place:
         [models."*"]
         provider = "scripted"
         script = "{script}"
+        [models."custom-tools"]
+        provider = "scripted"
+        script = "{custom_tools}"
         """)
-    quickstart = pathlib.Path(__file__).parent / "sdk" / "quickstart.py"
-    done = subprocess.run([sys.executable, str(quickstart), str(socket)])
-    if done.returncode:
-        print(place.log("up"), file=sys.stderr)
-    sys.exit(done.returncode)
+    for name in ("quickstart.py", "custom_tools.py"):
+        program = pathlib.Path(__file__).parent / "sdk" / name
+        done = subprocess.run([sys.executable, str(program), str(socket)])
+        if done.returncode:
+            print(place.log("up"), file=sys.stderr)
+            sys.exit(done.returncode)
