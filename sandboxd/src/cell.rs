@@ -16,6 +16,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::plan::Limits;
 use crate::zygote::OwnId;
+use crate::zygote::cgroup::oom_kills;
 use crate::zygote::memory;
 use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
 
@@ -33,11 +34,22 @@ pub struct Cell {
     pidfd: AsyncFd<OwnedFd>,
     pid: u32,
     uid: u32,
+    /// `memory.events` of its control group, where it has one.
+    memory: Option<OwnedFd>,
     egress: Vec<(Descriptor, OwnedFd)>,
     layers: Vec<Layer>,
     provision_us: u64,
     /// Given back when everything inside has been killed.
     _id: OwnId,
+}
+
+/// What the zygote says of a cell it cloned.
+#[derive(Debug)]
+pub(crate) struct FirstProcess {
+    pub pid: u32,
+    pub uid: u32,
+    pub pidfd: OwnedFd,
+    pub memory: Option<OwnedFd>,
 }
 
 /// A program to run in a cell. The environment is exactly `env`: see `SandboxPlan::env`.
@@ -107,16 +119,11 @@ impl CellError {
 }
 
 impl Cell {
-    pub(crate) fn new(
-        channel: Channel,
-        pidfd: OwnedFd,
-        pid: u32,
-        uid: u32,
-        id: OwnId,
-    ) -> std::io::Result<Self> {
+    pub(crate) fn new(channel: Channel, first: FirstProcess, id: OwnId) -> std::io::Result<Self> {
+        let FirstProcess { pid, uid, pidfd, memory } = first;
         let pidfd = watched(pidfd)?;
         let (egress, layers, provision_us) = (Vec::new(), Vec::new(), 0);
-        Ok(Self { channel, pidfd, pid, uid, egress, layers, provision_us, _id: id })
+        Ok(Self { channel, pidfd, pid, uid, memory, egress, layers, provision_us, _id: id })
     }
 
     /// Waits until the first process has made everything.
@@ -158,6 +165,15 @@ impl Cell {
     /// From the request to ready, in microseconds.
     pub fn provision_us(&self) -> u64 {
         self.provision_us
+    }
+
+    /// How often a process of this cell was killed because all together had reached the memory
+    /// limit. Always 0 where there is no control group: then an allocation fails instead.
+    pub fn oom_kills(&self) -> u64 {
+        let Some(events) = &self.memory else { return 0 };
+        let mut text = [0u8; 1024];
+        let read = rustix::io::pread(events, &mut text, 0).unwrap_or(0);
+        oom_kills(&String::from_utf8_lossy(&text[..read]))
     }
 
     /// Starts a command with `fds` as its descriptors 0, 1, 2, and so on (at most
@@ -254,7 +270,8 @@ impl Drop for Cell {
     }
 }
 
+/// Registers a pidfd with the runtime.
 #[expect(deprecated, reason = "the replacement is unsafe, and OwnedFd meets what it asks")]
-fn watched(pidfd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watched(pidfd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)
 }

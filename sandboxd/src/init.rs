@@ -70,8 +70,10 @@ pub struct Start {
     pub filter: Filter,
     /// The cell's uid on the host, if it has one of its own.
     pub uid: Option<u32>,
-    /// The cgroup it was made in, in words; none: limits are each process's.
+    /// What limits it, in words.
     pub limits: String,
+    /// Whether a control group limits the memory of all its processes together.
+    pub memory_by_group: bool,
 }
 
 impl Start {
@@ -145,11 +147,8 @@ fn prepare(start: Start) -> Result<(Confinement, Installer), Broken> {
     root::close_proc().map_err(Broken::at("/proc"))?;
     root::seal().map_err(Broken::at("read-only root"))?;
     // 11.
-    let confinement = Confinement::prepare(&plan, start.filter).map_err(|error| Broken {
-        step: "landlock",
-        errno: None,
-        text: error.to_string(),
-    })?;
+    let confinement = Confinement::prepare(&plan, start.filter, start.memory_by_group)
+        .map_err(|error| Broken { step: "landlock", errno: None, text: error.to_string() })?;
     // 12. Descriptors of the zygote's were closed by their owners or when it cloned; 0, 1 and 2
     //     are the daemon's.
     silence().map_err(kernel("descriptors"))?;

@@ -6,6 +6,7 @@
 //! message from its standard input (a SEQPACKET socket) and clone; it ends when that socket does,
 //! and every cell ends with it. Read [`crate::init`] next.
 
+pub(crate) mod cgroup;
 mod ids;
 mod start;
 
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 
 use rustix::process::{PidfdFlags, Signal};
 
+use self::cgroup::Groups;
 use self::message::{Failure, Make, Progress};
 use crate::init;
 use crate::sys::descriptors::{close_all_but, close_from};
@@ -27,16 +29,15 @@ use crate::sys::seccomp::Filter;
 
 pub use start::{Identities, OwnId, Zygote, ZygoteError};
 
-/// What each cell is limited by where there is no cgroup for it.
-const LIMITS_BY_PROCESS: &str =
-    "rlimits: processes for the sandbox, memory and file size for each process";
-
 /// What the zygote makes cells with.
 struct Means {
     socket: OwnedFd,
     /// Refers to this process: how a cell's first process sees that it has ended.
     own: OwnedFd,
     filter: Filter,
+    groups: Groups,
+    /// Cells made so far.
+    made: u64,
 }
 
 /// Runs the role `zygote`.
@@ -46,8 +47,8 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
         return ExitCode::from(2);
     }
     match means() {
-        Ok(means) => {
-            serve(&means);
+        Ok(mut means) => {
+            serve(&mut means);
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -72,11 +73,11 @@ fn means() -> rustix::io::Result<Means> {
     rustix::process::chdir("/")?;
     ignore_children();
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-    Ok(Means { socket, own, filter: Filter::new() })
+    Ok(Means { socket, own, filter: Filter::new(), groups: cgroup::find(), made: 0 })
 }
 
 /// Makes cells until sandboxd closes the socket.
-fn serve(means: &Means) {
+fn serve(means: &mut Means) {
     loop {
         let (make, mut fds) = match ipc::fd::receive::<Make>(&means.socket) {
             Ok(received) => received,
@@ -94,7 +95,7 @@ fn serve(means: &Means) {
     }
 }
 
-fn make_cell(means: &Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
+fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let given = match make.uid {
         Some(uid) => take_mapped(&make, uid)?,
         None => Vec::new(),
@@ -104,6 +105,9 @@ fn make_cell(means: &Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     };
     let (mapped, tell) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(kernel("pipe"))?;
+    means.made += 1;
+    let group =
+        means.groups.make(means.made, &make.plan.limits).map_err(failed("control group"))?;
     let start = init::Start {
         plan: make.plan,
         socket: cell.try_clone().map_err(failed("descriptors"))?,
@@ -112,9 +116,11 @@ fn make_cell(means: &Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
         given,
         filter: means.filter.clone(),
         uid: make.uid,
-        limits: LIMITS_BY_PROCESS.to_owned(),
+        limits: means.groups.describe(),
+        memory_by_group: group.is_some(),
     };
-    let cloned = clone_into(Namespaces::All, None, || {
+    let directory = group.as_ref().map(|group| group.directory.as_fd());
+    let cloned = clone_into(Namespaces::All, directory, || {
         // The zygote's own descriptors are not for the cell.
         match close_all_but(&start.descriptors()) {
             Ok(()) => init::run(start),
@@ -125,7 +131,9 @@ fn make_cell(means: &Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let uid = make.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
     ids::map(cloned.pid, make.uid).map_err(failed("id map"))?;
     let progress = Progress::Cloned { pid: cloned.pid.as_raw_nonzero().get().cast_unsigned(), uid };
-    if ipc::fd::send(cell, &progress, &[cloned.pidfd.as_fd()]).is_ok() {
+    let mut fds = vec![cloned.pidfd.as_fd()];
+    fds.extend(group.as_ref().map(|group| group.events.as_fd()));
+    if ipc::fd::send(cell, &progress, &fds).is_ok() {
         rustix::io::write(&tell, b"+").map_err(kernel("pipe"))?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! One task reads what the command's guard reports; everybody else watches what it has learned.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipc::fd::Channel;
 use tokio::sync::watch;
@@ -10,6 +11,9 @@ use tokio::task::JoinHandle;
 
 use super::CellError;
 use crate::zygote::message::{Control, Report};
+
+/// A guard gives up after five seconds; one that says nothing was stopped or killed.
+const SWEPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A command that was started.
 #[derive(Debug)]
@@ -66,13 +70,15 @@ impl Running {
     }
 
     /// Kills the command and all that descends from it, also what made itself a session of its
-    /// own. When it returns `Ok`, none of them is left.
+    /// own. When it returns `Ok`, none of them is left; when it does not, only the end of the
+    /// cell is sure to end them.
     pub async fn kill_tree(&self) -> Result<(), CellError> {
         let before = self.known.borrow().sweeps;
         self.say(Control::Kill).await?;
         let mut known = self.known.clone();
-        let known = known.wait_for(|known| known.sweeps > before || known.lost).await;
-        match known.is_ok_and(|known| known.sweeps > before) {
+        let swept = known.wait_for(|known| known.sweeps > before || known.lost);
+        let known = tokio::time::timeout(SWEPT_TIMEOUT, swept).await;
+        match known.is_ok_and(|known| known.is_ok_and(|known| known.sweeps > before)) {
             true => Ok(()),
             false => Err(CellError::Lost),
         }

@@ -13,6 +13,8 @@ use crate::sys::seccomp::Filter;
 /// Prepared once for a cell, applied to each command.
 pub struct Confinement {
     pub limits: Limits,
+    /// Memory is limited for the sandbox as a whole, so not for each process.
+    memory_by_group: bool,
     domain: Domain,
     filter: Filter,
 }
@@ -33,7 +35,11 @@ impl Broken {
 
 impl Confinement {
     /// Opens what the rules name, in the cell's own tree.
-    pub fn prepare(plan: &SandboxPlan, filter: Filter) -> Result<Self, LandlockError> {
+    pub fn prepare(
+        plan: &SandboxPlan,
+        filter: Filter,
+        memory_by_group: bool,
+    ) -> Result<Self, LandlockError> {
         let mut write: Vec<&Path> = ["/tmp", "/dev/shm", HOME].into_iter().map(Path::new).collect();
         let writable = plan.mounts.iter().filter(|mount| !mount.read_only);
         let targets: Vec<PathBuf> = writable.map(|mount| mount.target.clone()).collect();
@@ -46,7 +52,7 @@ impl Confinement {
             signals: false,
         };
         let domain = landlock::domain(plan.landlock_floor, &rights)?;
-        Ok(Self { limits: plan.limits, domain, filter })
+        Ok(Self { limits: plan.limits, memory_by_group, domain, filter })
     }
 
     /// Confines the calling process. What must be done between the steps is done by `between`, when
@@ -57,7 +63,11 @@ impl Confinement {
         between: impl FnOnce() -> Result<(), Broken>,
     ) -> Result<(), Broken> {
         // 1. Limits: raising one again needs a capability.
-        limit(&limits.unwrap_or(self.limits)).map_err(|e| Broken::at("limits")(e.into()))?;
+        let mut limits = limits.unwrap_or(self.limits);
+        if self.memory_by_group {
+            limits.memory_bytes = u64::MAX;
+        }
+        limit(&limits).map_err(|e| Broken::at("limits")(e.into()))?;
         // 2. The bounding set: dropping from it needs a capability.
         empty_bounding_set().map_err(|e| Broken::at("bounding set")(e.into()))?;
         // 3. No program gives more than its caller has; Landlock and seccomp ask for this.
@@ -113,8 +123,10 @@ fn limit(limits: &Limits) -> rustix::io::Result<()> {
         (Resource::Data, limits.memory_bytes),
         (Resource::Fsize, limits.file_bytes),
         (Resource::Nofile, limits.open_files),
-        // No memory of a command is written anywhere.
-        (Resource::Core, 0),
+        // No memory of a command is written anywhere. Not 0: a core_pattern that is a pipe, as
+        // systemd-coredump's, ignores that and would let the host parse a command's memory; 1 makes
+        // the kernel give up either way (core(5)).
+        (Resource::Core, 1),
         // Locked memory is the host's: what libraries that hold keys need, no more.
         (Resource::Memlock, 8 << 20),
         (Resource::Msgqueue, 819_200),

@@ -20,7 +20,8 @@ pub struct Make {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Progress {
-    /// The zygote: the first process exists. Attached: its pidfd.
+    /// The zygote: the first process exists. Attached: its pidfd, and `memory.events` of its
+    /// control group if it has one.
     Cloned { pid: u32, uid: u32 },
     /// The first process: everything is in place. Attached: the egress sockets, TCP ones first.
     Ready { tcp_sockets: usize, layers: Vec<ipc::sandbox::Layer> },

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use ipc::daemon::SelfExec;
 use ipc::fd::Channel;
+use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::message::{Make, Progress};
-use crate::cell::{Cell, CellError};
+use crate::cell::{Cell, CellError, FirstProcess};
 use crate::plan::SandboxPlan;
 
 /// A cell is there in milliseconds; on a host that is out of breath in seconds. Later is never.
@@ -25,6 +26,7 @@ pub struct Zygote {
     socket: Option<OwnedFd>,
     channel: OnceLock<Channel>,
     child: Child,
+    pidfd: OwnedFd,
     ids: Ids,
 }
 
@@ -135,6 +137,7 @@ impl Zygote {
     }
 
     fn start_command(mut command: Command, identities: Identities) -> Result<Self, ZygoteError> {
+        super::cgroup::settle();
         let (ours, theirs) = ipc::fd::pair().map_err(ZygoteError::Start)?;
         let child = command
             .env_clear()
@@ -142,8 +145,12 @@ impl Zygote {
             .stdout(Stdio::null())
             .spawn()
             .map_err(ZygoteError::Start)?;
+        // Its number is its own until `drop` waits for it.
+        let pid = Pid::from_raw(child.id().cast_signed()).expect("a child has a process id");
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|error| ZygoteError::Start(error.into()))?;
         let ids = Ids { identities, used: Arc::default() };
-        Ok(Self { socket: Some(ours), channel: OnceLock::new(), child, ids })
+        Ok(Self { socket: Some(ours), channel: OnceLock::new(), child, pidfd, ids })
     }
 
     pub fn identities(&self) -> Identities {
@@ -153,6 +160,15 @@ impl Zygote {
     /// Process id of the zygote.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Returns when the zygote has ended, which nothing but a failure makes it do. There can be no
+    /// new one in a process with threads: the daemon must end and be started again.
+    pub async fn ended(&self) {
+        if let Ok(pidfd) = self.pidfd.try_clone().and_then(crate::cell::watched) {
+            // An error means that the runtime is going down.
+            let _ = pidfd.readable().await;
+        }
     }
 
     /// Makes a cell: ready to run commands when this returns. Needs a tokio runtime.
@@ -172,9 +188,9 @@ impl Zygote {
         drop(theirs);
         let channel = Channel::new(ours)?;
         let (cloned, fds) = channel.receive().await.map_err(CellError::of_zygote)?;
-        let (pid, uid, pidfd) = first_process(cloned, fds)?;
+        let first = first_process(cloned, fds)?;
         // From here on the cell exists: if this future is dropped or fails, it is killed.
-        let mut cell = Cell::new(channel, pidfd, pid, uid, id)?;
+        let mut cell = Cell::new(channel, first, id)?;
         cell.make_ready(began).await?;
         Ok(cell)
     }
@@ -216,12 +232,12 @@ impl Zygote {
     }
 }
 
-fn first_process(
-    progress: Progress,
-    mut fds: Vec<OwnedFd>,
-) -> Result<(u32, u32, OwnedFd), CellError> {
-    match (progress, fds.pop()) {
-        (Progress::Cloned { pid, uid }, Some(pidfd)) => Ok((pid, uid, pidfd)),
+fn first_process(progress: Progress, fds: Vec<OwnedFd>) -> Result<FirstProcess, CellError> {
+    let mut fds = fds.into_iter();
+    match (progress, fds.next()) {
+        (Progress::Cloned { pid, uid }, Some(pidfd)) => {
+            Ok(FirstProcess { pid, uid, pidfd, memory: fds.next() })
+        }
         (Progress::Failed(failure), _) => Err(CellError::Setup(failure)),
         _ => Err(CellError::Lost),
     }

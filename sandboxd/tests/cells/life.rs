@@ -151,7 +151,7 @@ async fn cells_end_with_their_zygote() {
     within(cell.ended()).await;
     until("all are gone", || processes("sleep 86441").is_empty()).await;
     let next = place.zygote.make_cell(&place.plan()).await;
-    assert!(matches!(next, Err(CellError::Zygote | CellError::Io(_))), "{next:?}");
+    assert!(matches!(next, Err(CellError::Zygote)), "{next:?}");
 }
 
 #[tokio::test]
@@ -223,4 +223,28 @@ async fn the_cpu_limit_of_one_command_holds() {
 
     assert!(exit.signal == Some(9) || exit.signal == Some(24), "{exit:?}");
     assert!(exit.cpu_us >= Duration::from_millis(900).as_micros() as u64, "{exit:?}");
+}
+
+#[tokio::test]
+async fn a_file_call_is_answered_from_inside_and_dies_with_its_cell() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let answer = within(cell.file_call(b"not a request")).await.unwrap();
+    cell.kill();
+    within(cell.ended()).await;
+    let late = within(cell.file_call(b"not a request")).await;
+
+    assert!(!answer.is_empty());
+    assert!(late.is_err());
+}
+
+#[tokio::test]
+async fn the_end_of_the_zygote_is_noticed() {
+    let place = Place::new();
+
+    let zygote = Pid::from_raw(place.zygote.pid() as i32).unwrap();
+    kill_process(zygote, Signal::KILL).unwrap();
+
+    within(place.zygote.ended()).await;
 }
