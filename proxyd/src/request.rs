@@ -97,10 +97,10 @@ async fn decide_and_inject(
     asked: &mut Asked<'_>,
     line: &mut Line,
 ) -> Result<(Permit, Injected, Entry), Refusal> {
-    check_authority(scene, &asked.head)?;
     let (policy, generation) =
         scene.lease.policy(&scene.daemon.policies.current()).ok_or_else(environment_gone)?;
     line.generation = generation;
+    check_authority(scene, &asked.head)?;
     let flow = flow(scene, &asked.head)?;
     let permit = decide(&policy, &flow)?;
     line.rule = Some(permit.rule().to_owned());

@@ -79,14 +79,19 @@ fn key_source(config: &Config) -> Result<KeySource, StartError> {
     Ok(KeySource::choose(config.key.as_deref(), credentials.as_deref(), &config.state())?)
 }
 
-/// One line an event, to standard error.
+/// One line an event, to standard error. Only our own modules speak below warnings: libraries log
+/// what they carry, and they carry secrets.
 pub fn log(level: tracing::Level) {
-    tracing_subscriber::fmt()
-        .with_max_level(level)
+    use tracing_subscriber::prelude::*;
+    let ours = ["proxyd", "ipc", "policies"].map(|name| (name, level));
+    let targets = tracing_subscriber::filter::Targets::new()
+        .with_default(level.min(tracing::Level::WARN))
+        .with_targets(ours);
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .with_target(false)
-        .init();
+        .with_target(false);
+    tracing_subscriber::registry().with(lines.with_filter(targets)).init();
 }
 
 /// What was made before the runtime.
