@@ -148,80 +148,73 @@ fn names(step: Step) -> (&'static str, Vec<String>) {
 use HandKind::{Client, Sandbox};
 use Permission::{Allow, Ask, Deny};
 
+type Case = (&'static str, Script, &'static str, &'static [&'static str]);
+
+fn check(cases: Vec<Case>) {
+    for (name, script, expected, ids) in cases {
+        let ids = ids.iter().map(ToString::to_string).collect();
+        assert_eq!(names(script.next()), (expected, ids), "{name}");
+    }
+}
+
 #[test]
 fn each_log_has_its_next_step() {
-    let waiting = |ids: &[&str]| {
-        let events = ids.iter().map(ToString::to_string).collect();
-        idle(StopReason::RequiresAction { events })
-    };
+    let over = |reason| Script::asked().and(ended("r1", reason));
     let two = || Script::used(&[("a", Allow, Sandbox), ("b", Allow, Sandbox)]);
-    let asks = || Script::used(&[("a", Ask, Sandbox), ("b", Ask, Sandbox)]);
-    let asked = || asks().and(waiting(&["a", "b"]));
-    let cases: Vec<(&str, Script, &str, &[&str])> = vec![
+    let mixed = Script::used(&[("a", Ask, Sandbox), ("b", Allow, Sandbox)]);
+    let archived = Script::created().with("m1", message()).and(Body::StatusTerminated {});
+    let stray = Script::created().with("c", confirmation("x", true));
+    check(vec![
         ("an empty log", Script::default(), "rest", &[]),
         ("a new session", Script::created(), "rest", &[]),
         ("a message", Script::created().with("m1", message()), "begin", &["m1"]),
         ("a message taken in", Script::asked(), "model", &[]),
         ("an open request", Script::asked().with("r1", started()), "close", &["r1"]),
-        ("an end of turn", Script::asked().and(ended("r1", "end_turn")), "finish", &[]),
-        ("a refusal", Script::asked().and(ended("r1", "refusal")), "refusal", &[]),
-        ("a paused turn", Script::asked().and(ended("r1", "pause_turn")), "model", &[]),
+        ("an end of turn", over("end_turn"), "finish", &[]),
+        ("a refusal", over("refusal"), "refusal", &[]),
+        ("a paused turn", over("pause_turn"), "model", &[]),
         ("two uses", two(), "run", &["a", "b"]),
         ("one result of two", two().and(result("b")), "run", &["a"]),
         ("both results", two().and(result("b")).and(result("a")), "model", &[]),
         ("a denied tool", Script::used(&[("a", Deny, Sandbox)]), "refuse", &["a"]),
         ("a client's tool", Script::used(&[("a", Allow, Client)]), "ask", &["a"]),
-        (
-            "runnable before asked",
-            Script::used(&[("a", Ask, Sandbox), ("b", Allow, Sandbox)]),
-            "run",
-            &["b"],
-        ),
+        ("runnable before asked", mixed, "run", &["b"]),
+        ("a queued message waits for results", two().with("m2", message()), "run", &["a", "b"]),
+        ("a queued message", over("end_turn").with("m2", message()), "process", &["m2"]),
+        ("an interrupt", two().with("i", Body::UserInterrupt {}), "interrupt", &["a", "b"]),
+        ("archived", archived, "rest", &[]),
+        ("a stray confirmation", stray, "process", &["c"]),
+    ]);
+}
+
+#[test]
+fn a_session_that_waits_for_its_client_has_its_next_step() {
+    let asks = || Script::used(&[("a", Ask, Sandbox), ("b", Ask, Sandbox)]);
+    let waiting = StopReason::RequiresAction { events: vec!["a".into(), "b".into()] };
+    let asked = || asks().and(idle(waiting.clone()));
+    let one = || asked().with("c", confirmation("a", true));
+    let both = one().with("d", confirmation("b", false));
+    let interrupted = asked().with("i", Body::UserInterrupt {});
+    check(vec![
         ("asked", asks(), "ask", &["a", "b"]),
         ("asked already", asked(), "rest", &[]),
-        ("one of two allowed", asked().with("c", confirmation("a", true)), "ask", &["b"]),
-        (
-            "all decided",
-            asked().with("c", confirmation("a", true)).with("d", confirmation("b", false)),
-            "begin",
-            &["c", "d"],
-        ),
-        ("a queued message waits for results", two().with("m2", message()), "run", &["a", "b"]),
-        (
-            "a queued message after the answer",
-            Script::asked().and(ended("r1", "end_turn")).with("m2", message()),
-            "process",
-            &["m2"],
-        ),
-        ("a message while the client is asked", asked().with("m2", message()), "rest", &[]),
-        ("an interrupt", two().with("i", Body::UserInterrupt {}), "interrupt", &["a", "b"]),
-        (
-            "an interrupt while asked",
-            asked().with("i", Body::UserInterrupt {}),
-            "interrupt",
-            &["a", "b"],
-        ),
-        (
-            "archived",
-            Script::created().with("m1", message()).and(Body::StatusTerminated {}),
-            "rest",
-            &[],
-        ),
-        (
-            "a stray confirmation",
-            Script::created().with("c", confirmation("x", true)),
-            "process",
-            &["c"],
-        ),
-    ];
-    for (name, script, expected, ids) in cases {
-        let (step, found) = names(script.next());
-        assert_eq!(
-            (step, found),
-            (expected, ids.iter().map(ToString::to_string).collect()),
-            "{name}"
-        );
-    }
+        ("one of two allowed", one(), "ask", &["b"]),
+        ("all decided", both, "begin", &["c", "d"]),
+        ("a message", asked().with("m2", message()), "rest", &[]),
+        ("an interrupt", interrupted, "interrupt", &["a", "b"]),
+    ]);
+}
+
+#[test]
+fn an_interrupt_goes_before_the_message_that_came_with_it() {
+    let script = Script::asked().with("i", Body::UserInterrupt {}).with("m2", message());
+    let interrupted = script
+        .clone()
+        .and(Body::Processed { events: vec!["i".into()] })
+        .and(idle(StopReason::EndTurn));
+
+    assert_eq!(names(script.next()).0, "interrupt");
+    assert_eq!(names(interrupted.next()), ("begin", vec!["m2".to_owned()]));
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! The way to a model: the lease, the request that proxyd sees, and what comes of its answers.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,16 +24,24 @@ struct Proxyd {
     stop: CancellationToken,
 }
 
+/// Status, headers, body.
+type Answered = (StatusCode, Vec<(&'static str, &'static str)>, String);
+/// Target, headers, body.
+type Asked = (String, Vec<(String, String)>, Value);
+
 #[derive(Default)]
 struct Seen {
     /// Answers still to be given, the next one last.
-    answers: Mutex<Vec<(StatusCode, Vec<(&'static str, &'static str)>, String)>>,
-    requests: Mutex<Vec<(String, Vec<(String, String)>, Value)>>,
+    answers: Mutex<Vec<Answered>>,
+    requests: Mutex<Vec<Asked>>,
+    /// Number of the latest lease; each start counts on from the next hundred.
     leases: Mutex<u32>,
 }
 
 impl Proxyd {
     fn start(dir: &Path, seen: Arc<Seen>) -> Self {
+        // A new proxyd knows no token of the one before.
+        *seen.leases.lock().unwrap() += 100;
         let stop = CancellationToken::new();
         let lease = bind(&dir.join("lease.sock"), ipc::daemon::Kind::SeqPacket);
         let (state, ended) = (Arc::clone(&seen), stop.clone());
@@ -190,7 +199,7 @@ async fn one_lease_serves_many_requests_and_a_restarted_proxyd_gives_a_new_one()
     };
     ask(&models).await.unwrap();
 
-    assert_eq!((before, *seen.leases.lock().unwrap()), (1, 2));
+    assert_eq!((before, *seen.leases.lock().unwrap()), (101, 202));
     drop(second);
 }
 

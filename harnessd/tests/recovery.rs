@@ -1,4 +1,5 @@
 //! Death and return: kill -9 anywhere, go on elsewhere; same history, nothing run twice.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
 mod rig;
 

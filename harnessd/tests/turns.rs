@@ -1,4 +1,5 @@
 //! Whole turns through the real daemon: what is written, in which order, and what the model gets.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
 mod rig;
 

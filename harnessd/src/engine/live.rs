@@ -21,7 +21,7 @@ const PREVIEWS_KEPT: usize = 1024;
 /// What a live subscriber gets.
 #[derive(Clone, Debug)]
 pub enum Live {
-    Event(Event),
+    Event(Box<Event>),
     /// A piece of an answer that is still being made.
     Preview(Preview),
     /// The session was deleted; nothing follows.
@@ -109,7 +109,7 @@ impl LiveStream {
     pub async fn next(&mut self) -> Option<Result<Live, LogError>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Some(Ok(Live::Event(event)));
+                return Some(Ok(Live::Event(Box::new(event))));
             }
             if self.ended {
                 return None;

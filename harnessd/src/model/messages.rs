@@ -195,13 +195,15 @@ fn millis(ms: f64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    type Pairs = &'static [(&'static str, &'static str)];
+
+    fn headers(pairs: Pairs) -> HeaderMap {
         pairs.iter().map(|(n, v)| (n.parse().unwrap(), v.parse().unwrap())).collect()
     }
 
     #[test]
     fn reads_how_long_to_wait_in_each_form() {
-        let cases: [(&[(&str, &str)], Option<u64>); 5] = [
+        let cases: [(Pairs, Option<u64>); 5] = [
             (&[("retry-after", "2")], Some(2000)),
             (&[("retry-after", "9"), ("retry-after-ms", "150")], Some(150)),
             (&[("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")], Some(0)),
@@ -210,8 +212,7 @@ mod tests {
         ];
 
         for (pairs, expected) in cases {
-            let pairs: Vec<(&'static str, &'static str)> = pairs.to_vec();
-            assert_eq!(retry_after(&headers(&pairs)), expected, "{pairs:?}");
+            assert_eq!(retry_after(&headers(pairs)), expected, "{pairs:?}");
         }
     }
 
