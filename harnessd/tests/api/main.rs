@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod daemon;
+mod description;
 mod loopback;
 mod objects;
 mod turns;
