@@ -246,7 +246,10 @@ fn write_groups(mut writer: Writer, mut waiting: mpsc::Receiver<Job>) {
         }
     }
     // The channel is closed and empty: everything that was taken is written.
-    closing.into_iter().for_each(|done| drop(done.send(())));
+    for done in closing {
+        // Whoever closed may have stopped waiting.
+        let _ = done.send(());
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The only place where a secret meets a request. It demands the permit of an allowed decision.
 //!
 //! 1. Every placeholder in the head must be this lease's for this credential ([`stray`]).
-//! 2. The credential's own list must hold the permitted host; plain HTTP must be allowed for it.
+//! 2. The credential must be one of the lease's own environment, its own list must hold the
+//!    permitted host, and plain HTTP must be allowed for it.
 //! 3. The whole slot is cleared ([`slot`]): a sandbox must not use a key of its own at an allowed
 //!    host to carry data to somebody else's account there.
 //! 4. The vault renders the value, and it is put in: one file for each kind.
@@ -141,7 +142,7 @@ pub async fn inject(
     if let Some(place) = own.as_ref().and_then(|own| stray::first_foreign(head, own)) {
         return Err(InjectError::Foreign { place });
     }
-    check_destination(permit, credential, head)?;
+    check_destination(permit, credential, context, head)?;
     slot::clear(&credential.inject, head);
     if let Inject::Placeholder { places } = &credential.inject
         && !own.as_ref().is_some_and(|own| placeholder::stands_in(head, own, places))
@@ -183,11 +184,17 @@ pub fn refuse_stray_placeholder(head: &RequestHead) -> Result<(), InjectError> {
 /// The second and independent check, after the decision: by the credential's own words.
 fn check_destination(
     permit: &Permit,
-    credential: &Credential,
+    credential: &Arc<Credential>,
+    context: &LeaseContext,
     head: &RequestHead,
 ) -> Result<(), InjectError> {
     let refused =
         |reason: String| Err(InjectError::Refused { credential: credential.name.clone(), reason });
+    // A permit of another environment, or of an older generation of this one, proves nothing here.
+    let own = context.policy.credentials.get(&credential.name);
+    if !own.is_some_and(|own| Arc::ptr_eq(own, credential)) {
+        return refused(format!("environment {:?} does not define it", context.environment));
+    }
     if !credential.may_go_to(permit.host()) {
         return refused(format!("its own list does not name {}", permit.host()));
     }
@@ -243,3 +250,6 @@ fn lines(head: &RequestHead) -> Vec<String> {
         .chain(head.headers.iter().map(|(n, v)| format!("{}: {}", text(n), text(v))))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,8 +169,7 @@ mod tests {
     use super::*;
 
     fn machine(needles: &[&str]) -> Automaton {
-        let needles: Vec<_> =
-            needles.iter().map(|n| Secret::new(n.as_bytes().to_vec())).collect();
+        let needles: Vec<_> = needles.iter().map(|n| Secret::new(n.as_bytes().to_vec())).collect();
         Automaton::new(&needles)
     }
 

@@ -249,7 +249,10 @@ mod tests {
     }
 
     fn ordinary_text() -> Vec<u8> {
-        (0..6000).map(|i| format!("line {i} SECRET-CANDLE {}\n", i * 7919)).collect::<String>().into()
+        (0..6000)
+            .map(|i| format!("line {i} SECRET-CANDLE {}\n", i * 7919))
+            .collect::<String>()
+            .into()
     }
 
     #[test]
@@ -308,8 +311,7 @@ mod tests {
     fn each_flushed_event_goes_on_at_once() {
         let patterns = Patterns::new(&forms(CANARY.as_bytes()));
         let mut scrubber = BodyScrubber::new(&patterns, Some(b"gzip")).unwrap();
-        let mut encoder =
-            flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
         for event in 0..5 {
             write!(encoder, "data: event {event}\n\n").unwrap();
             encoder.flush().unwrap();

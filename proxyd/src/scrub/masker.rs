@@ -110,7 +110,10 @@ mod tests {
         let mut masker = Masker::new(automaton.clone());
         let mut out = Vec::new();
         for piece in pieces {
-            masker.push(Bytes::copy_from_slice(piece)).iter().for_each(|b| out.extend_from_slice(b));
+            masker
+                .push(Bytes::copy_from_slice(piece))
+                .iter()
+                .for_each(|b| out.extend_from_slice(b));
         }
         let found = masker.found();
         masker.finish().iter().for_each(|b| out.extend_from_slice(b));

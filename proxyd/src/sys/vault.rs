@@ -257,4 +257,41 @@ mod tests {
         key.bytes_mut()[31] = 7;
         assert_eq!(key.bytes()[31], 7);
     }
+
+    /// What a confined thread can still do. Both restrictions hold for the calling thread alone
+    /// here, because the child that they are made for has no other.
+    fn confined(directory: &Path) -> Vec<(&'static str, bool)> {
+        let parent = rustix::process::getppid().unwrap();
+        rustix::thread::set_no_new_privs(true).unwrap();
+        confine(directory).unwrap();
+        let own = directory.join("file");
+        vec![
+            ("write own files", std::fs::write(&own, b"x").is_ok()),
+            ("read own files", std::fs::read(&own).is_ok()),
+            ("remove own files", std::fs::remove_file(&own).is_ok()),
+            ("read other files", std::fs::read("/etc/passwd").is_ok()),
+            ("write elsewhere", std::fs::write(directory.join("../other"), b"x").is_ok()),
+            ("list directories", std::fs::read_dir("/").is_ok()),
+            ("open internet sockets", std::net::TcpListener::bind("127.0.0.1:0").is_ok()),
+            ("open unix sockets", std::os::unix::net::UnixDatagram::unbound().is_ok()),
+            ("start programs", std::process::Command::new("/bin/true").spawn().is_ok()),
+            ("start threads", std::thread::Builder::new().spawn(|| ()).is_ok()),
+            ("signal others", rustix::process::test_kill_process(parent).is_ok()),
+        ]
+    }
+
+    #[test]
+    fn a_confined_process_keeps_its_directory_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("vault");
+        std::fs::create_dir(&directory).unwrap();
+
+        let can = std::thread::spawn(move || confined(&directory)).join().unwrap();
+
+        for (what, possible) in can {
+            let own = ["write own files", "read own files", "remove own files"].contains(&what);
+            assert_eq!(possible, own, "{what}");
+        }
+        assert!(std::fs::read("/etc/passwd").is_ok(), "the restriction left its thread");
+    }
 }

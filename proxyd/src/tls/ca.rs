@@ -71,8 +71,8 @@ impl Authority {
         let Kept { certificate, key, not_before, not_after } = kept;
         let certificate = CertificateDer::from(certificate);
         let key = KeyPair::try_from(key.expose_secret()).map_err(|error| cannot("load", &error))?;
-        let issuer = Issuer::from_ca_cert_der(&certificate, key)
-            .map_err(|error| cannot("load", &error))?;
+        let issuer =
+            Issuer::from_ca_cert_der(&certificate, key).map_err(|error| cannot("load", &error))?;
         Ok(Self { certificate, issuer, not_before, not_after })
     }
 
@@ -121,9 +121,9 @@ impl Authority {
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = vec![match host {
             Host::Ip(address) => SanType::IpAddress(*address),
-            Host::Name(name) => SanType::DnsName(
-                name.as_str().try_into().map_err(|error| cannot("issue", &error))?,
-            ),
+            Host::Name(name) => {
+                SanType::DnsName(name.as_str().try_into().map_err(|error| cannot("issue", &error))?)
+            }
         }];
         params.serial_number = Some(serial()?);
         params.is_ca = IsCa::ExplicitNoCa;
@@ -135,8 +135,7 @@ impl Authority {
             now.saturating_sub(LEAF_BACK_SECONDS).max(self.not_before),
             now.saturating_add(life_seconds).min(self.not_after),
         );
-        let leaf =
-            params.signed_by(&key, &self.issuer).map_err(|error| cannot("issue", &error))?;
+        let leaf = params.signed_by(&key, &self.issuer).map_err(|error| cannot("issue", &error))?;
         Ok(leaf.der().to_vec())
     }
 }
@@ -218,7 +217,9 @@ mod tests {
         let serials: HashSet<Vec<u8>> = (0..1000).map(|_| serial().unwrap().to_bytes()).collect();
 
         assert_eq!(serials.len(), 1000);
-        assert!(serials.iter().all(|serial| serial.len() == 16 && (0x40..0x80).contains(&serial[0])));
+        assert!(
+            serials.iter().all(|serial| serial.len() == 16 && (0x40..0x80).contains(&serial[0]))
+        );
     }
 
     #[test]

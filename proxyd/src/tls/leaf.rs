@@ -201,3 +201,79 @@ impl std::fmt::Debug for One {
         f.write_str("One")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vault::tests::in_process;
+    use std::time::Instant;
+
+    const H2: &[&[u8]] = &[b"h2", b"http/1.1"];
+    const H1: &[&[u8]] = &[b"http/1.1"];
+
+    fn host(text: &str) -> Host {
+        Host::parse(text).unwrap()
+    }
+
+    async fn certificate(leaves: &Leaves, name: &str) -> Vec<u8> {
+        let slot = leaves.slot(&host(name));
+        let leaf = slot.0.lock().await;
+        leaf.as_ref().unwrap().certified.cert[0].to_vec()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_hundred_connections_at_once_issue_one_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let leaves = Leaves::new(in_process(dir.path())).unwrap();
+        let tasks: Vec<_> = (0..100)
+            .map(|_| {
+                let leaves = leaves.clone();
+                tokio::spawn(async move { leaves.server_config(&host("a.example"), H2).await })
+            })
+            .collect();
+
+        let mut configs = Vec::new();
+        for task in tasks {
+            configs.push(task.await.unwrap().unwrap());
+        }
+        let other = leaves.server_config(&host("a.example"), H1).await.unwrap();
+
+        assert!(configs.iter().all(|config| Arc::ptr_eq(config, &configs[0])));
+        assert_eq!(other.alpn_protocols, [b"http/1.1"]);
+        assert!(!Arc::ptr_eq(&other, &configs[0]));
+    }
+
+    #[tokio::test]
+    async fn a_leaf_is_renewed_before_it_expires() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = in_process(dir.path());
+        let leaves = Leaves::with_life(vault, Duration::from_secs(2)).unwrap();
+        leaves.server_config(&host("a.example"), H2).await.unwrap();
+        let (first, begun) = (certificate(&leaves, "a.example").await, Instant::now());
+
+        loop {
+            leaves.server_config(&host("a.example"), H2).await.unwrap();
+            if certificate(&leaves, "a.example").await != first {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(2), "an expired leaf was served");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_cache_is_bounded_and_keeps_what_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let leaves = Leaves::new(in_process(dir.path())).unwrap();
+        let busy = leaves.server_config(&host("busy.example"), H1).await.unwrap();
+        for i in 0..HOSTS_MAX + 10 {
+            leaves.slot(&host(&format!("n{i}.example")));
+            leaves.slot(&host("busy.example"));
+        }
+
+        let again = leaves.server_config(&host("busy.example"), H1).await.unwrap();
+
+        assert!(Arc::ptr_eq(&busy, &again));
+        assert_eq!(leaves.0.hosts.lock().unwrap().slots.len(), HOSTS_MAX);
+    }
+}

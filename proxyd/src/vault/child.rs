@@ -22,7 +22,7 @@ use policies::{Host, HostPattern};
 use zeroize::Zeroizing;
 
 use super::VaultError;
-use super::key::KeySource;
+use super::key::{KeySource, Material};
 use super::placeholder;
 use super::render;
 use super::secret::Secret;
@@ -54,14 +54,18 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 }
 
 fn run(mut socket: UnixStream, directory: &Path, key: &OsStr) -> ExitCode {
-    let mut child = match Child::open(directory, key) {
-        Ok(child) => child,
+    match Child::open(directory, key) {
+        Ok(child) => serve(socket, child),
         Err(error) => {
             // Proxyd reports it; if it is gone, nobody needs to know.
             let _ = socket.write_all(&wire::encode(&error.to_wire(), &[]));
-            return ExitCode::from(if matches!(error, VaultError::Key(_)) { 78 } else { 1 });
+            ExitCode::from(if matches!(error, VaultError::Key(_)) { 78 } else { 1 })
         }
-    };
+    }
+}
+
+/// Answers until the socket ends.
+fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
     if socket.write_all(&wire::encode(&child.facts(), &[])).is_err() {
         return ExitCode::SUCCESS;
     }
@@ -120,14 +124,21 @@ impl Child {
         crate::sys::vault::harden()?;
         let material = source.read(!store::exists(directory))?;
         crate::sys::vault::confine(directory)?;
-        let mut store = Store::open(directory, &material)?;
-        drop(material);
+        Self::open_store(directory, &material, source.word())
+    }
+
+    fn open_store(
+        directory: &Path,
+        material: &Material,
+        key_source: &'static str,
+    ) -> Result<Self, VaultError> {
+        let mut store = Store::open(directory, material)?;
         let authorities = open_authorities(&mut store)?;
         let mut notes = Vec::new();
         if !store.keys_are_locked() {
             notes.push("the vault's keys can be swapped out: the memory-lock limit is 0".into());
         }
-        Ok(Self { store, authorities, key_source: source.word(), notes })
+        Ok(Self { store, authorities, key_source, notes })
     }
 
     fn facts(&self) -> Reply {
@@ -261,4 +272,13 @@ fn now_unsigned() -> u64 {
 
 fn now() -> i64 {
     i64::try_from(now_unsigned()).unwrap_or(i64::MAX)
+}
+
+/// The child's work on a thread of the test's own process, for tests of what asks it. The process
+/// itself, with its confinement, is tested from outside.
+#[cfg(test)]
+pub(super) fn serve_in_test(socket: UnixStream, directory: &Path) {
+    let material = Material::Key(Zeroizing::new(vec![7; 32]));
+    let child = Child::open_store(directory, &material, "key-file").unwrap();
+    std::thread::spawn(move || serve(socket, child));
 }

@@ -38,7 +38,8 @@ pub(super) struct Connection {
 
 struct Parts {
     socket: StdUnixStream,
-    child: Child,
+    /// None in tests, where a thread stands for the child.
+    child: Option<Child>,
     questions: mpsc::Receiver<Question>,
 }
 
@@ -64,12 +65,23 @@ impl Connection {
             let _ = child.wait();
             return Err(error);
         }
-        ours.set_read_timeout(None).map_err(cannot)?;
-        ours.set_nonblocking(true).map_err(cannot)?;
+        first.and_then(|reply| Ok((Self::over(ours, Some(child))?, reply)))
+    }
+
+    /// For tests: the other end is already served, by a thread.
+    #[cfg(test)]
+    pub(super) fn served(socket: StdUnixStream) -> (Self, Reply) {
+        let first = read_first(&socket).unwrap();
+        (Self::over(socket, None).unwrap(), first)
+    }
+
+    fn over(socket: StdUnixStream, child: Option<Child>) -> Result<Self, VaultError> {
+        socket.set_read_timeout(None).and_then(|()| socket.set_nonblocking(true)).map_err(
+            |error| VaultError::Failed(format!("cannot use the vault's socket: {error}")),
+        )?;
         let (sender, questions) = mpsc::channel(QUESTIONS);
-        let parts = Mutex::new(Some(Parts { socket: ours, child, questions }));
-        let connection = Self { questions: sender, parts, gone: watch::Sender::new(false) };
-        first.map(|reply| (connection, reply))
+        let parts = Mutex::new(Some(Parts { socket, child, questions }));
+        Ok(Self { questions: sender, parts, gone: watch::Sender::new(false) })
     }
 
     pub(super) fn attach(&self) -> Result<(), VaultError> {
@@ -82,7 +94,9 @@ impl Connection {
         tokio::spawn(async move {
             carry(socket, questions).await;
             gone.send_replace(true);
-            reap(child).await;
+            if let Some(child) = child {
+                reap(child).await;
+            }
         });
         Ok(())
     }

@@ -123,6 +123,10 @@ impl Vault {
         let mut command = exec.command("vault");
         command.arg(&directory).arg(key.to_argument());
         let (connection, first) = Connection::start(command)?;
+        Self::opened(connection, first)
+    }
+
+    fn opened(connection: Connection, first: Reply) -> Result<(Vault, VaultFacts), VaultError> {
         let Reply::Open { pid, key_source, ca_pem, ca_sha256, notes } = first else {
             return Err(VaultError::Failed("the vault process began with another message".into()));
         };
@@ -313,3 +317,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 fn unexpected() -> VaultError {
     VaultError::Failed("the vault process gave another kind of answer than asked for".into())
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

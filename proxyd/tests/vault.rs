@@ -1,0 +1,337 @@
+//! The vault child as a process, over its real socket: what it answers, how it is confined, how
+//! it ends. The messages are written by hand, as proxyd's other process writes them.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const PROXYD: &str = env!("CARGO_BIN_EXE_proxyd");
+const CANARY: &str = "SECRET-CANARY-7f3a9b2c";
+
+struct Vault {
+    child: Child,
+    socket: Option<UnixStream>,
+    open: Value,
+}
+
+type Answer = (Value, Vec<Vec<u8>>);
+
+impl Vault {
+    fn start(directory: &Path) -> Vault {
+        let key = format!("created-file:{}", directory.join("vault.key").display());
+        Self::start_with(directory, &key)
+    }
+
+    fn start_with(directory: &Path, key: &str) -> Vault {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut command = Command::new(PROXYD);
+        command
+            .arg("vault")
+            .arg(directory)
+            .arg(key)
+            .env_clear()
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null());
+        let child = command.spawn().unwrap();
+        drop(command);
+        let mut vault = Vault { child, socket: Some(ours), open: Value::Null };
+        vault.open = vault.read().unwrap().0;
+        vault
+    }
+
+    fn read(&mut self) -> Option<Answer> {
+        let socket = self.socket.as_mut().unwrap();
+        let mut length = [0; 4];
+        socket.read_exact(&mut length).ok()?;
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        socket.read_exact(&mut body).ok()?;
+        let mut pieces = Vec::new();
+        let mut rest = &body[..];
+        while let Some((length, after)) = rest.split_first_chunk() {
+            let (piece, after) = after.split_at(u32::from_le_bytes(*length) as usize);
+            pieces.push(piece.to_vec());
+            rest = after;
+        }
+        let head = serde_json::from_slice(&pieces.remove(0)).unwrap();
+        Some((head, pieces))
+    }
+
+    fn ask(&mut self, head: Value, parts: &[&[u8]]) -> Answer {
+        let head = serde_json::to_vec(&head).unwrap();
+        let mut body = Vec::new();
+        for piece in std::iter::once(&head[..]).chain(parts.iter().copied()) {
+            body.extend(u32::try_from(piece.len()).unwrap().to_le_bytes());
+            body.extend(piece);
+        }
+        let socket = self.socket.as_mut().unwrap();
+        socket.write_all(&u32::try_from(body.len()).unwrap().to_le_bytes()).unwrap();
+        socket.write_all(&body).unwrap();
+        self.read().expect("the child answers")
+    }
+
+    fn put(&mut self, name: &str, value: &str) -> Answer {
+        self.ask(json!({"do": "put", "name": name}), &[value.as_bytes()])
+    }
+
+    fn render(&mut self, host: &str, hosts: &[&str], form: Value) -> Answer {
+        let request = json!({
+            "do": "render", "credential": "github", "secret": "github",
+            "host": host, "hosts": hosts, "form": form,
+        });
+        self.ask(request, &[])
+    }
+
+    /// Closes the socket and gives the exit code, if the child ends in time.
+    fn end(&mut self) -> Option<i32> {
+        self.socket = None;
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the vault child did not end");
+            std::thread::yield_now();
+        }
+    }
+
+    fn proc(&self, file: &str) -> PathBuf {
+        Path::new("/proc").join(self.child.id().to_string()).join(file)
+    }
+}
+
+impl Drop for Vault {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    dir
+}
+
+fn texts(parts: &[Vec<u8>]) -> Vec<String> {
+    parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
+}
+
+#[test]
+fn a_stored_value_is_rendered_for_its_hosts_and_no_other() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    let bearer = json!({"template": {"template": "Bearer {}"}});
+    let basic = json!({"basic": {"user": "x-access-token"}});
+
+    let (missing, _) = vault.render("api.example", &["api.example"], bearer.clone());
+    let (stored, none) = vault.put("github", &format!("{CANARY}\n"));
+    let (done, parts) = vault.render("api.example", &["*.other", "api.example"], bearer.clone());
+    let (_, basic_parts) = vault.render("a.b.example", &["*.b.example"], basic);
+    let (refused, leaked) = vault.render("evil.example", &["api.example"], bearer);
+
+    assert_eq!(missing["why"], "missing");
+    assert_eq!(stored["secrets"][0]["version"], 1);
+    assert!(none.is_empty());
+    assert_eq!(done["is"], "done");
+    let parts = texts(&parts);
+    assert_eq!(parts[0], format!("Bearer {CANARY}"));
+    assert_eq!(parts[1], CANARY);
+    assert!(texts(&basic_parts)[0].starts_with("Basic eC1hY2Nlc3MtdG9rZW46"));
+    assert_eq!(refused["why"], "refused");
+    assert!(refused["text"].as_str().unwrap().contains("evil.example"));
+    assert!(leaked.is_empty());
+}
+
+#[test]
+fn what_it_keeps_survives_a_restart() {
+    let dir = directory();
+    let placeholder = json!({"do": "placeholder", "lease": "l", "credential": "c", "prefix": "p_"});
+    let mut vault = Vault::start(dir.path());
+    vault.put("github", CANARY);
+    let (before, _) = vault.ask(placeholder.clone(), &[]);
+    let ca = vault.open["ca_sha256"].clone();
+    assert_eq!(vault.end(), Some(0));
+
+    let mut vault = Vault::start(dir.path());
+    let (after, _) = vault.ask(placeholder, &[]);
+    let (listed, _) = vault.ask(json!({"do": "list"}), &[]);
+
+    assert_eq!(before["text"], after["text"]);
+    assert_eq!(vault.open["ca_sha256"], ca);
+    assert_eq!(listed["secrets"][0]["name"], "github");
+    assert!(!listed.to_string().contains(CANARY));
+}
+
+#[test]
+fn it_is_confined_before_it_answers() {
+    let dir = directory();
+    let vault = Vault::start(dir.path());
+    let status = std::fs::read_to_string(vault.proc("status")).unwrap();
+
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "Threads:\t1"] {
+        assert!(status.lines().any(|found| found == line), "{line} is missing in\n{status}");
+    }
+    // An undumpable process's files in /proc belong to root, so an ordinary user cannot read them.
+    if rustix::process::geteuid().is_root() {
+        let limits = std::fs::read_to_string(vault.proc("limits")).unwrap();
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+        assert_eq!(core.split_whitespace().collect::<Vec<_>>()[4..6], ["0", "0"]);
+        assert_eq!(std::fs::read(vault.proc("environ")).unwrap(), b"");
+        for entry in std::fs::read_dir(vault.proc("fd")).unwrap() {
+            let entry = entry.unwrap();
+            let target = std::fs::read_link(entry.path()).unwrap();
+            let standard = ["0", "1", "2"].iter().any(|fd| entry.file_name() == *fd);
+            assert!(standard || target.starts_with(dir.path()), "{target:?} is open");
+        }
+    }
+}
+
+#[test]
+fn its_memory_holds_no_value_after_use_and_nobody_else_may_read_it() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    let form = json!({"template": {"template": "Bearer {}"}});
+    vault.put("github", CANARY);
+    vault.render("api.example", &["api.example"], form);
+    vault.ask(json!({"do": "needles", "secrets": [["github", "bare"]]}), &[]);
+    vault.ask(json!({"do": "list"}), &[]);
+
+    match std::fs::File::open(vault.proc("mem")) {
+        Err(error) => {
+            assert!(!rustix::process::geteuid().is_root(), "{error}");
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+        Ok(memory) => {
+            assert!(rustix::process::geteuid().is_root(), "a process of this user can read it");
+            assert_eq!(mappings_with(&vault, &memory, CANARY.as_bytes()), Vec::<String>::new());
+            // The search itself works: a name is found.
+            assert_ne!(mappings_with(&vault, &memory, b"github"), Vec::<String>::new());
+        }
+    }
+}
+
+fn mappings_with(vault: &Vault, memory: &std::fs::File, wanted: &[u8]) -> Vec<String> {
+    use std::os::unix::fs::FileExt;
+    let maps = std::fs::read_to_string(vault.proc("maps")).unwrap();
+    let writable = maps.lines().filter(|line| line.split(' ').nth(1).unwrap().starts_with("rw"));
+    let mut found = Vec::new();
+    for line in writable {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let from = u64::from_str_radix(from, 16).unwrap();
+        let to = u64::from_str_radix(to, 16).unwrap();
+        let mut bytes = vec![0; usize::try_from(to - from).unwrap()];
+        if memory.read_exact_at(&mut bytes, from).is_ok()
+            && bytes.windows(wanted.len()).any(|window| window == wanted)
+        {
+            found.push(line.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn it_ends_with_its_socket_and_at_a_message_that_is_out_of_bounds() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    let (unknown, _) = vault.ask(json!({"do": "reveal", "name": "github"}), &[]);
+    assert_eq!(unknown["why"], "invalid");
+    assert_eq!(vault.end(), Some(0));
+
+    let mut vault = Vault::start(dir.path());
+    vault.socket.as_mut().unwrap().write_all(&u32::MAX.to_le_bytes()).unwrap();
+    assert_eq!(vault.wait(), Some(1));
+}
+
+#[test]
+fn a_key_that_others_can_read_or_that_is_another_is_refused_with_78() {
+    let dir = directory();
+    Vault::start(dir.path()).end();
+    let key = dir.path().join("vault.key");
+    let argument = format!("file:{}", key.display());
+    for (bytes, mode, reason) in [
+        (vec![7; 32], 0o644, "others can read it"),
+        (vec![7; 32], 0o600, "not the one it was made with"),
+        (vec![7; 8], 0o600, "less than 32 bytes"),
+    ] {
+        std::fs::write(&key, bytes).unwrap();
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+
+        let mut vault = Vault::start_with(dir.path(), &argument);
+
+        assert_eq!(vault.open["why"], "key");
+        assert!(vault.open["text"].as_str().unwrap().contains(reason), "{}", vault.open);
+        assert_eq!(vault.wait(), Some(78));
+    }
+    std::fs::remove_file(&key).unwrap();
+    let mut vault = Vault::start(dir.path());
+    assert_eq!(vault.open["why"], "key", "a new key was made for an old vault");
+    assert_eq!(vault.wait(), Some(78));
+}
+
+#[test]
+fn a_passphrase_opens_what_it_closed() {
+    let dir = directory();
+    let path = dir.path().join("passphrase");
+    std::fs::write(&path, "correct horse battery staple\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let argument = format!("passphrase:{}", path.display());
+
+    let mut vault = Vault::start_with(dir.path(), &argument);
+    vault.put("github", CANARY);
+    assert_eq!(vault.open["key_source"], "passphrase");
+    vault.end();
+    let mut vault = Vault::start_with(dir.path(), &argument);
+    let (_, parts) = vault.render("a.example", &["a.example"], json!("bare"));
+
+    assert_eq!(parts[0], CANARY.as_bytes());
+}
+
+#[test]
+fn two_of_them_never_share_a_vault() {
+    let dir = directory();
+    let _first = Vault::start(dir.path());
+
+    let mut second = Vault::start(dir.path());
+
+    assert_eq!(second.open["why"], "failed");
+    assert!(second.open["text"].as_str().unwrap().contains("locked"), "{}", second.open);
+    assert_eq!(second.wait(), Some(1));
+}
+
+#[test]
+fn it_signs_leaf_certificates_and_nothing_else() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    let key = rcgen::KeyPair::generate().unwrap();
+    let spki = rcgen::PublicKeyData::subject_public_key_info(&key);
+    let leaf = |host: &str| json!({"do": "leaf", "host": host, "life_seconds": 3600});
+
+    let (done, parts) = vault.ask(leaf("api.example"), &[&spki]);
+    let (bad_host, none) = vault.ask(leaf("*.example"), &[&spki]);
+    let (bad_key, _) = vault.ask(leaf("api.example"), &[b"not a key"]);
+
+    assert_eq!(done["is"], "done");
+    let (ca, path) = (dir.path().join("ca.pem"), dir.path().join("leaf.der"));
+    std::fs::write(&ca, vault.open["ca_pem"].as_str().unwrap()).unwrap();
+    std::fs::write(&path, &parts[0]).unwrap();
+    let verified = Command::new("openssl")
+        .args(["verify", "-x509_strict", "-verify_hostname", "api.example", "-CAfile"])
+        .args([&ca, &path])
+        .output()
+        .unwrap();
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    assert_eq!(bad_host["why"], "invalid");
+    assert!(none.is_empty());
+    assert_eq!(bad_key["is"], "failed");
+}
