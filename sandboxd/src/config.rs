@@ -15,6 +15,8 @@ use serde::Deserialize;
 const UID_FIRST: u32 = 1_879_048_192;
 /// How many: more sandboxes than one host will run at once.
 const UID_COUNT: u32 = 65_536;
+/// Sandboxes that may live at once: each takes half a megabyte while idle and a dozen descriptors.
+const SANDBOXES_MAX: usize = 1_000;
 
 #[derive(Parser, Debug)]
 #[command(name = "sandboxd", version, about = "Disposable sandboxes for commands a model wrote")]
@@ -48,6 +50,7 @@ struct Raw {
     log: Option<String>,
     trusted_uids: BTreeSet<u32>,
     uid_range: Option<UidRange>,
+    sandboxes_max: Option<usize>,
 }
 
 /// The uids, and gids alike, that sandboxes get where sandboxd may give out any.
@@ -67,6 +70,7 @@ pub struct Config {
     /// Besides root and this daemon's own: who may speak for any owner. harnessd's uid.
     pub trusted_uids: BTreeSet<u32>,
     pub uid_range: UidRange,
+    pub sandboxes_max: usize,
 }
 
 /// Why there is no configuration.
@@ -148,7 +152,19 @@ fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
         let why = format!("{} and {} more is not a free range", uid_range.first, uid_range.count);
         return Err(ConfigError::Value { what: "uid-range", why });
     }
-    Ok(Config { check: flags.check, layout, log, trusted_uids: raw.trusted_uids, uid_range })
+    let sandboxes_max = raw.sandboxes_max.unwrap_or(SANDBOXES_MAX);
+    if sandboxes_max == 0 || sandboxes_max > UID_COUNT as usize {
+        let why = format!("{sandboxes_max} is not between 1 and {UID_COUNT}");
+        return Err(ConfigError::Value { what: "sandboxes-max", why });
+    }
+    Ok(Config {
+        check: flags.check,
+        layout,
+        log,
+        trusted_uids: raw.trusted_uids,
+        uid_range,
+        sandboxes_max,
+    })
 }
 
 #[cfg(test)]
@@ -183,6 +199,7 @@ mod tests {
             "no-such-key = 1",
             "trusted-uids = [-1]",
             "log = \"loud\"",
+            "sandboxes-max = 0",
             "uid-range = { first = 0, count = 10 }",
             "uid-range = { first = 100000, count = 0 }",
             "uid-range = { first = 4294967290, count = 10 }",

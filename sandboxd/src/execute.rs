@@ -110,7 +110,7 @@ impl Service {
                 let (service, begun) = (Arc::clone(&service), Arc::clone(&begun));
                 tokio::spawn(async move { service.carry_out(&begun).await })
             };
-            // A panic of ours must not leave its callers waiting; the journal knows how far it came.
+            // A panic of ours must not leave callers waiting; the journal knows how far it came.
             let broken = |_| (Err(Fault::new(Code::Internal, "the call broke off: a bug")), true);
             let (outcome, stored) = task.await.unwrap_or_else(broken);
             log_end(&begun, &outcome);

@@ -186,7 +186,13 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
         Workspaces::open(state.join("workspaces")).map_err(start("cannot open the workspaces"))?;
     let environments = Environments::new(config.layout.policies.clone());
     let lease_socket = config.layout.proxyd_lease();
-    let sandboxes = Arc::new(Sandboxes::new(zygote, environments, workspaces, lease_socket));
+    let sandboxes = Arc::new(Sandboxes::new(
+        zygote,
+        environments,
+        workspaces,
+        lease_socket,
+        config.sandboxes_max,
+    ));
     let owners = Owners::new(&config.trusted_uids, rustix::process::geteuid().as_raw());
     let service = Arc::new(Service::new(journal, Arc::clone(&sandboxes), owners));
 

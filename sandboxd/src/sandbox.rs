@@ -17,7 +17,7 @@ use ipc::id::{CallId, LeaseId, SandboxId, SessionId, WorkspaceId};
 use ipc::lease::{Descriptor, Holder, Open, VERSION};
 use ipc::sandbox::{Layer, SandboxInfo};
 use policies::SandboxTable;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -79,6 +79,7 @@ pub struct Sandbox {
     lease: Lease,
     uses: Mutex<Uses>,
     used: Notify,
+    _room: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
@@ -110,6 +111,8 @@ pub struct Sandboxes {
     environments: Environments,
     pub workspaces: Workspaces,
     lease_socket: PathBuf,
+    /// One permit for each sandbox that may live.
+    room: Arc<Semaphore>,
     slots: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Slot>>>>,
     living: Mutex<HashMap<SandboxId, Arc<Sandbox>>>,
     watchers: TaskTracker,
@@ -123,12 +126,14 @@ impl Sandboxes {
         environments: Environments,
         workspaces: Workspaces,
         lease_socket: PathBuf,
+        living_max: usize,
     ) -> Self {
         Self {
             zygote,
             environments,
             workspaces,
             lease_socket,
+            room: Arc::new(Semaphore::new(living_max)),
             slots: Mutex::default(),
             living: Mutex::default(),
             watchers: TaskTracker::new(),
@@ -227,6 +232,10 @@ async fn make(
 ) -> Result<(Sandbox, mpsc::UnboundedReceiver<Event>), Fault> {
     let begun = Instant::now();
     let id = SandboxId::random();
+    let room = Arc::clone(&all.room).try_acquire_owned().map_err(|_| {
+        Fault::new(Code::Busy, "as many sandboxes live as may at once")
+            .with_hint("see sandboxes-max in sandboxd.toml, or end some")
+    })?;
     let policy = all.environments.policy(&wanted.environment)?;
     let workspace = match wanted.workspace {
         Some(workspace) => workspace,
@@ -260,8 +269,11 @@ async fn make(
     let sockets = duplicates(&cell)?;
     let (lease, opened, events) =
         Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE).await.map_err(lease_fault)?;
+    let leased_us = micros(begun.elapsed());
     install_trust(&cell, &plan.root, &opened.ca_pem).await?;
     let provision_us = micros(begun.elapsed());
+    let cell_us = cell.provision_us();
+    tracing::debug!(sandbox = %id, cell_us, leased_us, provision_us, "time to make a sandbox");
     tracing::info!(sandbox = %id, environment = policy.name, provision_us, "sandbox made");
     let sandbox = Sandbox {
         id,
@@ -281,6 +293,7 @@ async fn make(
         lease,
         uses: Mutex::new(Uses { running: Vec::new(), idle_since: Instant::now(), closed: false }),
         used: Notify::new(),
+        _room: room,
     };
     Ok((sandbox, events))
 }

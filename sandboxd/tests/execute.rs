@@ -222,6 +222,87 @@ async fn long_output_is_bounded_counted_and_spilled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn commands_that_upset_a_shell_end_with_their_own_status() {
+    let daemon = Daemon::start().await;
+    let table: [(&str, &str, Option<i32>); 9] = [
+        ("nosuchcommand 2>/dev/null", "(no output)", Some(127)),
+        ("printf 'a\\xff\\0b'", "a\u{fffd}\u{fffd}b", Some(0)),
+        ("for i in 1 2; do echo $i; echo e$i >&2; done", "1\ne1\n2\ne2\n", Some(0)),
+        ("exec 3>&- 0<&- 9>&-; { echo x >&3; } 2>/dev/null", "(no output)", Some(1)),
+        ("yes > /dev/full & wait $!", "yes: standard output: No space left on device\n", Some(1)),
+        ("trap 'echo trapped' EXIT; f() { return 4; }; f", "(no output)", Some(4)),
+        ("echo \"it's\" 'a \"quote\"' `echo b` \\\\", "it's a \"quote\" b \\\n", Some(0)),
+        ("exec > /dev/null 2>&1; echo lost", "(no output)", Some(0)),
+        ("set -e; false; true", "(no output)", Some(1)),
+    ];
+    let session = SessionId::random();
+
+    for (command, output, code) in table {
+        let receipt = daemon.bash(&session, command).await;
+
+        assert_eq!((text(&receipt), receipt.exit_code), (output, code), "{command}");
+    }
+    assert!(text(&daemon.bash(&session, "true").await).ends_with("restart required"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_command_and_a_noisy_background_process_hold_nothing_up() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let long = "x".repeat(300_000);
+
+    let counted = daemon.bash(&session, &format!("wc -c <<'END'\n{long}\nEND")).await;
+    let noisy = daemon.bash(&session, "yes noise & echo started").await;
+    let quiet = daemon.bash(&session, "kill $!; wait; echo quiet").await;
+    let last = daemon.bash(&session, "echo last").await;
+
+    assert_eq!(text(&counted), "300001\n");
+    assert!(noisy.output_bytes > 0 && noisy.exit_code == Some(0));
+    assert!(text(&quiet).ends_with("quiet\n"), "{}", &text(&quiet)[..200]);
+    assert_eq!(text(&last), "last\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_bomb_ends_with_its_call() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let mut bomb = daemon.bash_request(&session, "trap '' TERM; b() { b | b & }; b; sleep 300");
+    bomb.environment = "small".into();
+    bomb.input["timeout_ms"] = json!(500);
+    let mut after = daemon.bash_request(&session, "echo alive");
+    after.environment = "small".into();
+    let mut restart = daemon.request(&session, "bash", json!({"restart": true}));
+    restart.environment = "small".into();
+
+    let ended = daemon.execute(&bomb).await.unwrap();
+    daemon.execute(&restart).await.unwrap();
+    let after = daemon.execute(&after).await.unwrap();
+
+    assert!(matches!(ended.outcome, Outcome::TimedOut | Outcome::OutcomeUnknown), "{ended:?}");
+    assert_eq!(text(&after), "alive\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_wait_for_a_proxyd_that_stays_away_are_refused_together() {
+    let mut daemon = Daemon::start().await;
+    daemon.proxyd.take().unwrap().stop().await;
+    let session = SessionId::random();
+    let calls: Vec<_> = (0..3).map(|_| daemon.bash_request(&session, "true")).collect();
+    let begun = std::time::Instant::now();
+
+    let receipts =
+        futures_util::future::join_all(calls.iter().map(|call| daemon.execute(call))).await;
+
+    for receipt in receipts {
+        let receipt = receipt.unwrap();
+        assert_eq!(receipt.outcome, Outcome::Refused);
+        assert!(text(&receipt).contains("proxyd does not answer"), "{}", text(&receipt));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(daemon.sandboxes().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_call_ends_at_once() {
     let daemon = Daemon::start().await;
     let session = SessionId::random();

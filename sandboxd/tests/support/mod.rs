@@ -40,6 +40,7 @@ impl Daemon {
         std::fs::create_dir(&layout.policies).unwrap();
         policy(&layout.policies, "dev", "tool-timeout = \"30s\"");
         policy(&layout.policies, "refused", "");
+        policy(&layout.policies, "small", "processes = 32");
         policy(&layout.policies, "brief", "idle-timeout = \"1s\"");
         let proxyd = Some(FakeProxyd::start(&layout));
         let child = spawn(&layout);
