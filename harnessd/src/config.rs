@@ -14,6 +14,9 @@ use serde::Deserialize;
 /// Tokens an answer may have where the configuration does not say.
 const MAX_TOKENS: u32 = 8192;
 
+/// Levels of the log, the most silent first.
+const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
+
 /// Why harnessd cannot be configured so.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -25,6 +28,8 @@ pub enum ConfigError {
     Writable { path: PathBuf, mode: u32 },
     #[error("{path}: {source}")]
     Malformed { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("log level {level:?} is unknown: there are {}", LEVELS.join(", "))]
+    Level { level: String },
     #[error("{path}: model {name:?}: {why}")]
     Model { path: PathBuf, name: String, why: String },
 }
@@ -131,9 +136,13 @@ impl Config {
             policies: first(overrides.policies_dir, raw.policies_dir, system.policies),
             config: system.config,
         };
+        let log = overrides.log.or(raw.log).unwrap_or_else(|| "info".to_owned());
+        if !LEVELS.contains(&log.as_str()) {
+            return Err(ConfigError::Level { level: log });
+        }
         Ok(Self {
             layout,
-            log: overrides.log.or(raw.log).unwrap_or_else(|| "info".to_owned()),
+            log,
             default_environment: raw.default_environment.unwrap_or_else(|| "dev".to_owned()),
             models: if models.is_empty() { default_models() } else { models },
             keys_file: raw.keys_file,
@@ -237,6 +246,7 @@ mod tests {
 
         let cases = [
             ("modles = 1\n", "unknown field `modles`"),
+            ("log = \"loud\"\n", "log level \"loud\" is unknown"),
             ("[models.a]\nprovider = \"x\"\n", "unknown provider \"x\""),
             ("[models.a]\nprovider = \"messages\"\n", "needs a url"),
             ("[models.a]\nprovider = \"scripted\"\n", "needs a script"),

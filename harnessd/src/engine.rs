@@ -171,11 +171,10 @@ impl Engine {
         drop(table);
         let (engine, session) = (self.clone(), session.clone());
         self.runs.tasks.spawn(async move {
-            loop {
-                engine.run(&session).await;
-                if !engine.runs.again(&session) {
-                    break;
-                }
+            let mut entry = Entry { runs: Arc::clone(&engine.runs), session, listed: true };
+            while entry.listed {
+                engine.run(&entry.session).await;
+                entry.listed = engine.runs.again(&entry.session);
             }
         });
     }
@@ -237,6 +236,22 @@ impl Engine {
                 return Err(Fault::new(Code::Conflict, text).with_hint("interrupt it first"));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// A task's place in the table. A task that dies of a fault of ours leaves it too, so that the next
+/// sweep tries again.
+struct Entry {
+    runs: Arc<Runs>,
+    session: SessionId,
+    listed: bool,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.listed {
+            self.runs.lock().remove(&self.session);
         }
     }
 }

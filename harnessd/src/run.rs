@@ -215,11 +215,24 @@ async fn serve(
     };
     tracing::info!(socket = %layout.harnessd().display(), "harnessd serves");
     ipc::daemon::ready("serving");
-    let (_, _, signals, by_key) = tokio::join!(service, sweep, signals, by_key);
+    let alive = tell_watchdog(stop.clone());
+    let ((), (), (), signals, by_key) = tokio::join!(service, sweep, alive, signals, by_key);
     ipc::daemon::stopping();
     let drained = tokio::time::timeout(DRAIN, engine.drained()).await;
     tracing::info!(complete = drained.is_ok(), "harnessd ends");
     signals.and(by_key).map_err(RunError::Runtime)
+}
+
+/// Tells systemd's watchdog, where it is set, that the runtime still turns.
+async fn tell_watchdog(stop: CancellationToken) {
+    let Some(period) = ipc::daemon::watchdog_period() else { return };
+    while !stop.is_cancelled() {
+        ipc::daemon::alive();
+        tokio::select! {
+            () = tokio::time::sleep(period) => {}
+            () = stop.cancelled() => {}
+        }
+    }
 }
 
 fn listener(socket: OwnedFd) -> std::io::Result<tokio::net::UnixListener> {

@@ -55,3 +55,56 @@ pub fn confine_self(write: &[&Path], read: &[&Path]) -> Result<(), ConfineError>
         RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Set in the process that the test starts from itself: confinement is for good.
+    const CHILD: &str = "HARNESSD_CONFINE_TEST_CHILD";
+
+    #[test]
+    fn a_confined_process_reaches_its_state_and_nothing_else() {
+        if let Ok(dir) = std::env::var(CHILD) {
+            return confined(Path::new(&dir));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["state", "policies"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("file"), "x").unwrap();
+        }
+        std::fs::write(dir.path().join("vault"), "x").unwrap();
+
+        let name = "sys::confine::tests::a_confined_process_reaches_its_state_and_nothing_else";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--test-threads", "1"])
+            .env(CHILD, dir.path())
+            .output()
+            .unwrap();
+
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+    }
+
+    fn confined(dir: &Path) {
+        let (state, policies) = (dir.join("state"), dir.join("policies"));
+
+        confine_self(&[&state], &[&policies]).unwrap();
+
+        std::fs::write(state.join("new"), "x").unwrap();
+        std::fs::read(policies.join("file")).unwrap();
+        std::fs::read_dir(&policies).unwrap();
+        let denied = |outcome: std::io::Result<()>, what: &str| {
+            let kind = outcome.expect_err(what).kind();
+            assert_eq!(kind, std::io::ErrorKind::PermissionDenied, "{what}");
+        };
+        denied(std::fs::read(dir.join("vault")).map(drop), "read outside");
+        denied(std::fs::write(dir.join("vault"), "y"), "write outside");
+        denied(std::fs::write(policies.join("file"), "y"), "write a policy");
+        denied(std::fs::rename(state.join("file"), policies.join("moved")), "move out");
+        denied(std::fs::read("/proc/self/environ").map(drop), "read the environment");
+        let behavior = rustix::process::dumpable_behavior().unwrap();
+        assert_eq!(behavior, rustix::process::DumpableBehavior::NotDumpable);
+    }
+}
