@@ -1,0 +1,530 @@
+//! Starts a real proxyd in a directory of its own, upstreams on loopback, and clients that come in
+//! over the egress socket. Nothing sleeps: everything waits for a condition with a deadline.
+
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ipc::http::Client;
+use ipc::id::LeaseId;
+use ipc::layout::Layout;
+use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};
+use ipc::peer::Principal;
+use ipc::vault::{AuditPage, AuditRecord};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+pub const CANARY: &str = "SECRET-CANARY-5e1f0c3a9d";
+/// Nothing in a test takes longer than this unless it hangs.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The policy of most tests: `api.test` with a credential, `open.test` read but without one,
+/// `raw.test` passed through unread.
+pub const POLICY: &str = r#"
+[[egress.allow]]
+hosts = ["api.test"]
+paths = ["/**"]
+methods = ["GET", "HEAD", "POST", "PUT"]
+addresses = ["127.0.0.1/32"]
+credential = "api"
+
+[[egress.allow]]
+hosts = ["open.test"]
+paths = ["/**"]
+addresses = ["127.0.0.1/32"]
+
+[[egress.allow]]
+hosts = ["raw.test"]
+ports = [9000]
+addresses = ["127.0.0.1/32"]
+
+[credentials.api]
+secret = "local:api"
+inject = { bearer = true }
+hosts = ["api.test"]
+env = "API_TOKEN"
+"#;
+
+/// A running proxyd.
+pub struct Proxyd {
+    pub dir: tempfile::TempDir,
+    pub layout: Layout,
+    child: Child,
+}
+
+impl Proxyd {
+    /// Starts one whose environment `dev` is `policy`, and which dials `upstreams` for their names.
+    pub async fn start(policy: &str, upstreams: &[(&str, &Upstream)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::below(dir.path());
+        for path in [&layout.policies, &layout.config] {
+            std::fs::DirBuilder::new().mode(0o700).create(path).unwrap();
+        }
+        write(&layout.policies.join("dev.toml"), policy);
+        let mut config = String::new();
+        for (name, upstream) in upstreams {
+            let ca = layout.config.join(format!("{name}.pem"));
+            write(&ca, &upstream.ca_pem);
+            let (dial, ca) = (upstream.address, ca.display());
+            config += &format!("[upstreams.\"{name}\"]\ndial = \"{dial}\"\nca = \"{ca}\"\n");
+        }
+        write(&layout.config.join("proxyd.toml"), &config);
+        let child = spawn(&layout);
+        let proxyd = Self { dir, layout, child };
+        proxyd.serves().await;
+        proxyd
+    }
+
+    /// Ends proxyd the hard way and starts another over the same state.
+    pub async fn restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = spawn(&self.layout);
+        self.serves().await;
+    }
+
+    async fn serves(&self) {
+        let client = self.control();
+        until("proxyd serves", || {
+            let client = client.clone();
+            async move { client.get::<serde_json::Value>("/v1/health").await.is_ok() }
+        })
+        .await;
+    }
+
+    pub fn control(&self) -> Client {
+        Client::new(self.layout.proxyd())
+    }
+
+    pub fn write_policy(&self, text: &str) {
+        write(&self.layout.policies.join("dev.toml"), text);
+    }
+
+    pub async fn put_secret(&self, name: &str) {
+        let path = format!("/v1/secrets/{name}");
+        let value = Bytes::from_static(CANARY.as_bytes());
+        self.control().call(http::Method::PUT, &path, None, value).await.unwrap();
+    }
+
+    pub async fn ca_pem(&self) -> String {
+        let bytes = self.control().call(http::Method::GET, "/v1/ca.pem", None, Bytes::new()).await;
+        String::from_utf8(bytes.unwrap().to_vec()).unwrap()
+    }
+
+    pub async fn audit(&self) -> Vec<AuditRecord> {
+        self.control().get::<AuditPage>("/v1/audit").await.unwrap().records
+    }
+
+    /// Waits until a record is there that `wanted` takes.
+    pub async fn record(&self, wanted: impl Fn(&AuditRecord) -> bool) -> AuditRecord {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            if let Some(record) = self.audit().await.into_iter().find(&wanted) {
+                return record;
+            }
+            assert!(Instant::now() < end, "no such record in the audit");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub async fn lease(&self) -> Lease {
+        let lease = self.open(LeaseId::random()).await;
+        lease.unwrap_or_else(|fault| panic!("lease refused: {fault}"))
+    }
+
+    pub async fn open(&self, id: LeaseId) -> Result<Lease, ipc::fault::Fault> {
+        let open = Open {
+            version: VERSION,
+            lease: id,
+            holder: Holder::Explicit,
+            environment: "dev".to_owned(),
+            owner: Principal::own().owner(),
+            sandbox: None,
+            session: None,
+            descriptors: Vec::new(),
+        };
+        let channel = ipc::fd::Channel::connect(&self.layout.proxyd_lease()).unwrap();
+        channel.send(&LeaseRequest::Open(open), &[]).await.unwrap();
+        match channel.receive::<LeaseReply>().await.unwrap().0 {
+            LeaseReply::Opened(opened) => {
+                Ok(Lease { channel, opened, egress: self.layout.proxyd_egress() })
+            }
+            LeaseReply::Refused { fault } => Err(fault),
+            LeaseReply::Revoked { reason } => panic!("revoked: {reason}"),
+        }
+    }
+
+    /// All that proxyd has said on standard error so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.layout.config.join("log")).unwrap()
+    }
+}
+
+impl Drop for Proxyd {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nothing left to end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(layout: &Layout) -> Child {
+    let log = layout.config.join("log");
+    let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_proxyd"))
+        .arg("--config")
+        .arg(layout.config.join("proxyd.toml"))
+        .arg("--runtime-dir")
+        .arg(&layout.runtime)
+        .arg("--state-dir")
+        .arg(&layout.state)
+        .arg("--policies-dir")
+        .arg(&layout.policies)
+        .args(["--log", "debug"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+fn write(path: &Path, text: &str) {
+    // Written beside and renamed: a reader sees the old or the new text, never half of one.
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text).unwrap();
+    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::rename(&beside, path).unwrap();
+}
+
+/// Waits for a condition.
+pub async fn until<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
+    let end = Instant::now() + DEADLINE;
+    while !condition().await {
+        assert!(Instant::now() < end, "not within the deadline: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Fails a test that hangs.
+pub async fn timely<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future).await.expect("finished within the deadline")
+}
+
+/// An open lease; it ends when this is dropped.
+pub struct Lease {
+    pub channel: ipc::fd::Channel,
+    pub opened: Opened,
+    egress: PathBuf,
+}
+
+impl Lease {
+    pub fn token(&self) -> &str {
+        self.opened.token.as_deref().unwrap()
+    }
+
+    pub fn placeholder(&self) -> &str {
+        &self.opened.env.iter().find(|(name, _)| name == "API_TOKEN").unwrap().1
+    }
+
+    pub async fn close(self) {
+        self.channel.send(&LeaseRequest::Close, &[]).await.unwrap();
+        // The other side ends the connection once the lease is gone.
+        let _ = timely(self.channel.receive::<LeaseReply>()).await;
+    }
+
+    /// A connection to the egress socket.
+    pub async fn plain(&self) -> UnixStream {
+        UnixStream::connect(&self.egress).await.unwrap()
+    }
+
+    /// A CONNECT to `authority`, accepted.
+    pub async fn connect(&self, authority: &str) -> UnixStream {
+        let mut stream = self.plain().await;
+        let token = self.token();
+        let request = format!(
+            "CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\
+             Proxy-Authorization: Bearer {token}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let head = timely(head(&mut stream)).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        stream
+    }
+
+    /// TLS inside a CONNECT, with proxyd's CA trusted, to `name`.
+    pub async fn tls(&self, authority: &str, name: &str, alpn: &[u8]) -> Tls {
+        let stream = self.connect(authority).await;
+        let config = client_config(&self.opened.ca_pem, alpn);
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        timely(TlsConnector::from(config).connect(name, stream)).await.unwrap()
+    }
+
+    /// HTTP/1.1 inside TLS to a host on port 443.
+    pub async fn h1(&self, host: &str) -> Tls {
+        self.tls(&format!("{host}:443"), host, b"http/1.1").await
+    }
+
+    /// HTTP/2 inside TLS to a host on port 443.
+    pub async fn h2(&self, host: &str) -> h2::client::SendRequest<Bytes> {
+        let stream = self.tls(&format!("{host}:443"), host, b"h2").await;
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        let (sender, connection) = h2::client::Builder::new()
+            .initial_window_size(1 << 20)
+            .handshake(stream)
+            .await
+            .unwrap();
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        timely(sender.ready()).await.unwrap()
+    }
+}
+
+pub type Tls = client::TlsStream<UnixStream>;
+
+pub fn client_config(ca_pem: &str, alpn: &[u8]) -> Arc<rustls::ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    Arc::new(config)
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// Reads up to the end of a head.
+pub async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => bytes.push(byte),
+            Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)),
+        }
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+/// The value of a field in a head's text.
+pub fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| {
+        let (n, value) = line.split_once(':')?;
+        n.eq_ignore_ascii_case(name).then_some(value.trim())
+    })
+}
+
+/// Reads a head and the body that its content-length announces.
+pub async fn response(stream: &mut (impl AsyncRead + Unpin)) -> (String, Vec<u8>) {
+    let head = head(stream).await;
+    let length = field(&head, "content-length").map_or(0, |digits| digits.parse().unwrap());
+    let mut body = vec![0u8; length];
+    stream.read_exact(&mut body).await.unwrap();
+    (head, body)
+}
+
+/// Sends bytes, reads everything up to the end of the connection.
+pub async fn talk(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), bytes: &[u8]) -> String {
+    stream.write_all(bytes).await.unwrap();
+    let mut answer = Vec::new();
+    // A connection that ends without a TLS goodbye still said what it said.
+    let _ = timely(stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// An upstream on loopback, with a CA of its own.
+pub struct Upstream {
+    pub address: SocketAddr,
+    pub ca_pem: String,
+    pub connections: Arc<AtomicUsize>,
+}
+
+impl Upstream {
+    /// Serves TLS for `name`, offering `alpn`; `serve` gets every connection.
+    pub async fn tls<F, S>(name: &str, alpn: &[&[u8]], serve: S) -> Self
+    where
+        S: Fn(server::TlsStream<TcpStream>) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (ca_pem, mut config) = server_config(name);
+        config.alpn_protocols = alpn.iter().map(|p| p.to_vec()).collect();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let serve = Arc::new(serve);
+        let mut upstream = Self::tcp(move |stream| {
+            let (acceptor, serve) = (acceptor.clone(), Arc::clone(&serve));
+            async move {
+                if let Ok(stream) = acceptor.accept(stream).await {
+                    serve(stream).await;
+                }
+            }
+        })
+        .await;
+        upstream.ca_pem = ca_pem;
+        upstream
+    }
+
+    /// Serves plain TCP. The CA it carries is nobody's.
+    pub async fn tcp<F, S>(serve: S) -> Self
+    where
+        S: Fn(TcpStream) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&connections);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                counter.fetch_add(1, Ordering::SeqCst);
+                stream.set_nodelay(true).unwrap();
+                tokio::spawn(serve(stream));
+            }
+        });
+        Self { address, ca_pem: server_config("nobody.test").0, connections }
+    }
+
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+}
+
+fn server_config(name: &str) -> (String, rustls::ServerConfig) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let leaf = leaf.signed_by(&key, &ca).unwrap();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![leaf.der().clone()], key)
+        .unwrap();
+    (ca.pem(), config)
+}
+
+/// Serves HTTP/1.1 requests whose body has a content-length: answers with the request's head and
+/// body as the body, and the Authorization field as a field.
+pub async fn echo_h1(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+    loop {
+        let Some((head, body)) = request(&mut stream).await else { return };
+        let authorization = field(&head, "authorization").unwrap_or("none");
+        let text = [head.as_bytes(), &body].concat();
+        let answer = format!(
+            "HTTP/1.1 200 Fine\r\nContent-Length: {}\r\nX-Echo: {authorization}\r\n\r\n",
+            text.len()
+        );
+        if stream.write_all(answer.as_bytes()).await.is_err()
+            || stream.write_all(&text).await.is_err()
+            || stream.flush().await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Reads one request with a content-length; none when the connection ends.
+pub async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<(String, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        bytes.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(bytes).unwrap();
+    let length = field(&head, "content-length").map_or(0, |digits| digits.parse().unwrap());
+    let mut body = vec![0u8; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((head, body))
+}
+
+/// Serves HTTP/2: answers with the length of the request's body in a field, the Authorization
+/// field in another, the body itself, and trailers.
+pub async fn echo_h2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    let mut builder = h2::server::Builder::new();
+    builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 22);
+    let Ok(mut connection) = builder.handshake::<_, Bytes>(stream).await else { return };
+    while let Some(Ok((request, respond))) = connection.accept().await {
+        tokio::spawn(echo_h2_stream(request, respond));
+    }
+}
+
+async fn echo_h2_stream(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+) {
+    let (parts, body) = request.into_parts();
+    let (body, trailers) = h2_body(body).await;
+    let authorization = parts.headers.get("authorization").cloned();
+    let response = http::Response::builder()
+        .header("x-echo", authorization.unwrap_or(http::HeaderValue::from_static("none")))
+        .header("x-length", body.len())
+        .header("x-trailers", trailers.map_or(0, |map| map.len()))
+        .body(())
+        .unwrap();
+    let mut send = respond.send_response(response, false).unwrap();
+    h2_send(&mut send, body.into()).await;
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    send.send_trailers(trailers).unwrap();
+}
+
+/// Reads a whole HTTP/2 body, giving room back as it goes.
+pub async fn h2_body(mut body: h2::RecvStream) -> (Vec<u8>, Option<http::HeaderMap>) {
+    let mut all = Vec::new();
+    while let Some(data) = body.data().await {
+        let data = data.unwrap();
+        body.flow_control().release_capacity(data.len()).unwrap();
+        all.extend_from_slice(&data);
+    }
+    (all, body.trailers().await.unwrap())
+}
+
+/// Sends a whole HTTP/2 body as room allows, without ending the stream.
+pub async fn h2_send(stream: &mut h2::SendStream<Bytes>, mut data: Bytes) {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let room = std::future::poll_fn(|context| stream.poll_capacity(context)).await;
+        let room = room.unwrap().unwrap();
+        stream.send_data(data.split_to(room.min(data.len())), false).unwrap();
+    }
+}
+
+/// Lets clients that know only TCP reach the egress socket.
+pub async fn forwarder(egress: PathBuf) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut proxy = UnixStream::connect(&egress).await.unwrap();
+            tokio::spawn(async move {
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut proxy).await;
+            });
+        }
+    });
+    address
+}
+
+/// A listening TCP socket as an owned descriptor.
+pub fn descriptor(listener: std::net::TcpListener) -> OwnedFd {
+    listener.into()
+}
