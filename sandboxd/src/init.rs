@@ -45,7 +45,7 @@ use crate::sys::seccomp::Filter;
 use crate::zygote::memory;
 use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
 
-pub use self::root::{detach_checked, map_owner, owner};
+pub use self::root::{detach_checked, errno_of, map_owner, open_checked, owner};
 
 /// Longest description of a command: the kernel's own limit on arguments and variables is 2 MiB.
 const PROGRAM_BYTES_MAX: usize = 8 << 20;

@@ -60,7 +60,7 @@ pub fn with(zygote: &Zygote) -> Result<HostFacts, ProbeError> {
                    commands as root"
                 .to_owned(),
             hint: "start sandboxd as an ordinary user, or with CAP_SETUID, CAP_SETGID and \
-                   CAP_SYS_ADMIN"
+                   CAP_SYS_ADMIN (or CAP_CHOWN and CAP_DAC_OVERRIDE)"
                 .to_owned(),
         });
     }

@@ -8,6 +8,7 @@
 
 pub(crate) mod cgroup;
 mod ids;
+mod owners;
 mod start;
 
 pub mod memory;
@@ -15,13 +16,13 @@ pub mod message;
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rustix::process::{PidfdFlags, Signal};
 
 use self::cgroup::Groups;
 use self::message::{Failure, Make, Progress};
+use self::owners::Owners;
 use crate::init;
 use crate::sys::descriptors::{close_all_but, close_from};
 use crate::sys::process::{Namespaces, clone_into, ignore_children};
@@ -36,6 +37,7 @@ struct Means {
     own: OwnedFd,
     filter: Filter,
     groups: Groups,
+    owners: Owners,
     /// Cells made so far.
     made: u64,
 }
@@ -73,7 +75,14 @@ fn means() -> rustix::io::Result<Means> {
     rustix::process::chdir("/")?;
     ignore_children();
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-    Ok(Means { socket, own, filter: Filter::new(), groups: cgroup::find(), made: 0 })
+    Ok(Means {
+        socket,
+        own,
+        filter: Filter::new(),
+        groups: cgroup::find(),
+        owners: Owners::detect(),
+        made: 0,
+    })
 }
 
 /// Makes cells until sandboxd closes the socket.
@@ -97,7 +106,7 @@ fn serve(means: &mut Means) {
 
 fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let given = match make.uid {
-        Some(uid) => take_mapped(&make, uid)?,
+        Some(uid) => means.owners.prepare(&make, uid)?,
         None => Vec::new(),
     };
     let kernel = |step: &'static str| {
@@ -137,24 +146,6 @@ fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failur
         rustix::io::write(&tell, b"+").map_err(kernel("pipe"))?;
     }
     Ok(())
-}
-
-/// Takes the plan's own mounts with owners mapped: the directory's owner on the host is the cell's
-/// user inside, both ways, and no file has to change hands.
-fn take_mapped(make: &Make, uid: u32) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
-    let mut given = Vec::new();
-    for mount in &make.plan.mounts {
-        let tree = init::detach_checked(mount).map_err(failed("take mounts"))?;
-        let owner = init::owner(&tree).map_err(failed("take mounts"))?;
-        let namespace = ids::namespace(owner, uid).map_err(failed("owner map"))?;
-        init::map_owner(&tree, &namespace).map_err(|error| Failure {
-            step: "owner map".to_owned(),
-            errno: error.raw_os_error(),
-            text: format!("{}: {error}", mount.source.display()),
-        })?;
-        given.push((mount.target.clone(), tree));
-    }
-    Ok(given)
 }
 
 fn failed(step: &'static str) -> impl FnOnce(std::io::Error) -> Failure {

@@ -144,7 +144,7 @@ fn etc_entries(root: &Path) -> Vec<PathBuf> {
     for entry in listing.flatten() {
         let name = entry.file_name();
         let named = |prefix: &&str| name.to_string_lossy().starts_with(*prefix);
-        if ETC_PREFIXES.iter().any(|prefix| named(prefix)) {
+        if ETC_PREFIXES.iter().any(named) {
             entries.push(name.into());
         }
     }
@@ -168,9 +168,8 @@ impl Sources {
     }
 }
 
-/// Takes one mount of a plan, after checking that it is still what the caller showed. The zygote
-/// does this where owners are mapped, which needs its privileges.
-pub fn detach_checked(mount: &Mount) -> Result<OwnedFd> {
+/// Opens the source of a mount, after checking that it is still what the caller showed.
+pub fn open_checked(mount: &Mount) -> Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(&mount.source, flags, Mode::empty())
@@ -180,6 +179,13 @@ pub fn detach_checked(mount: &Mount) -> Result<OwnedFd> {
         let text = format!("{} is another directory than before", mount.source.display());
         return Err(Error::other(text));
     }
+    Ok(directory)
+}
+
+/// Takes one mount of a plan. The zygote does this where owners are mapped, which needs its
+/// privileges.
+pub fn detach_checked(mount: &Mount) -> Result<OwnedFd> {
+    let directory = open_checked(mount)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE

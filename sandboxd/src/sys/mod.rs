@@ -13,13 +13,31 @@ pub mod sockets;
 use std::path::Path;
 
 use rustix::process::DumpableBehavior;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Confines this process for the rest of its life: no core dump, no ptrace by its own user, no file
+/// What only the zygote needs: mapping ids, and mounts whose owners are mapped.
+const ZYGOTE_ONLY: CapabilitySet =
+    CapabilitySet::SETUID.union(CapabilitySet::SETGID).union(CapabilitySet::SYS_ADMIN);
+
+fn give_up_capabilities() -> std::io::Result<()> {
+    let held = rustix::thread::capabilities(None)?;
+    let left = CapabilitySets {
+        effective: held.effective.difference(ZYGOTE_ONLY),
+        permitted: held.permitted.difference(ZYGOTE_ONLY),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::clear_ambient_capability_set()?;
+    Ok(rustix::thread::set_capabilities(None, left)?)
+}
+
+/// Confines this process for the rest of its life: no capability that the zygote alone needs, no
+/// core dump, no ptrace by its own user, no file
 /// but those below `read` and `write`. Call it after the zygote was started and before the runtime:
 /// Landlock holds for the calling thread and those it starts. Paths that do not exist are passed
 /// over. Returns what to tell the operator.
 pub fn confine_self(read: &[&Path], write: &[&Path]) -> std::io::Result<String> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    give_up_capabilities()?;
     let existing = |paths: &'static [&'static str]| -> Vec<&'static Path> {
         paths.iter().map(Path::new).filter(|path| path.exists()).collect()
     };

@@ -67,7 +67,7 @@ pub fn find() -> Groups {
 
 /// The delegated directory, and the one that this process is in: the same, or its `supervisor`.
 fn delegated() -> std::result::Result<(PathBuf, PathBuf), String> {
-    let unified = rustix::fs::statfs(MOUNT).is_ok_and(|fs| fs.f_type as i64 == CGROUP2_MAGIC);
+    let unified = rustix::fs::statfs(MOUNT).is_ok_and(|fs| fs.f_type == CGROUP2_MAGIC);
     if !unified {
         return Err("no unified cgroup hierarchy".to_owned());
     }

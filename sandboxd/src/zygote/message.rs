@@ -14,6 +14,8 @@ pub struct Make {
     pub plan: SandboxPlan,
     /// The uid and gid, on the host, of everything in the cell; none: this process's own.
     pub uid: Option<u32>,
+    /// First and count of the uids that cells are given.
+    pub range: Option<(u32, u32)>,
 }
 
 /// From the zygote, then from the cell's first process, over the cell's socket.

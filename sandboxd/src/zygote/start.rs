@@ -68,10 +68,13 @@ pub struct OwnId {
 }
 
 impl Identities {
-    /// A range where this process may map one, else its own user.
+    /// A range where this process may map one and make files a cell's, else its own user.
     pub fn detect(first: u32, count: u32) -> Self {
-        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SYS_ADMIN;
-        let able = capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
+        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        let map = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        let own = CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE;
+        let able =
+            held.contains(map) && (held.contains(CapabilitySet::SYS_ADMIN) || held.contains(own));
         let mapped = std::fs::read_to_string("/proc/self/uid_map")
             .is_ok_and(|map| covers(&map, first, count));
         if able && mapped { Self::Range { first, count } } else { Self::Own }
@@ -215,7 +218,11 @@ impl Zygote {
     fn request(&self, plan: &SandboxPlan) -> Result<(Make, OwnId, OwnedFd, OwnedFd), CellError> {
         let id = self.ids.take().ok_or(CellError::NoIds)?;
         let (ours, theirs) = ipc::fd::pair()?;
-        Ok((Make { plan: plan.clone(), uid: id.uid }, id, ours, theirs))
+        let range = match self.ids.identities {
+            Identities::Range { first, count } => Some((first, count)),
+            Identities::Own => None,
+        };
+        Ok((Make { plan: plan.clone(), uid: id.uid, range }, id, ours, theirs))
     }
 
     fn socket(&self) -> &OwnedFd {

@@ -1,8 +1,8 @@
 //! The table: every system call that a command may make.
 //!
 //! What is not here fails with EPERM: mounting, namespaces, modules, kexec, reboot, swap, quota,
-//! accounting, keys, bpf, perf, userfaultfd, file handles, clocks, raw I/O ports. Calls that libraries
-//! try and do without (clone3, io_uring) fail with ENOSYS, so that they fall back.
+//! accounting, keys, bpf, perf, userfaultfd, file handles, clocks, raw I/O ports. Calls that
+//! libraries try and do without (clone3, io_uring) fail with ENOSYS, so that they fall back.
 //! ptrace and process_vm_* are allowed: debuggers are wanted, and the pid namespace, Landlock and
 //! the missing capabilities bound them to the sandbox's own processes.
 
