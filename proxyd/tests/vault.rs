@@ -1,6 +1,8 @@
 //! The vault child as a process, over its real socket: what it answers, how it is confined, how
 //! it ends. The messages are written by hand, as proxyd's other process writes them.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;

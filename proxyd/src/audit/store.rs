@@ -135,7 +135,7 @@ fn insert(
     *last += 1;
     record.seq = *last;
     *head = chain::hash(head, record);
-    record.hash = hex::encode(&*head);
+    record.hash = hex::encode(*head);
     db.prepare_cached(INSERT)?.execute(params![
         record.seq,
         record.time,

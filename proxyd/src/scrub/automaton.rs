@@ -173,8 +173,10 @@ mod tests {
         Automaton::new(&needles)
     }
 
+    type Found = Vec<(usize, usize)>;
+
     /// All (end, length of the longest needle) by the machine and by trying each needle.
-    fn both(needles: &[&str], text: &str) -> (Vec<(usize, usize)>, Vec<(usize, usize)>) {
+    fn both(needles: &[&str], text: &str) -> (Found, Found) {
         let automaton = machine(needles);
         let (mut state, mut at, mut found) = (Automaton::ROOT, 0, Vec::new());
         while let Some(end) = automaton.next_match(&mut state, text.as_bytes(), &mut at) {

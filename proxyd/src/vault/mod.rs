@@ -15,6 +15,7 @@ mod connection;
 pub mod key;
 pub mod placeholder;
 mod render;
+mod seal;
 pub mod secret;
 mod store;
 mod wire;
@@ -95,10 +96,12 @@ pub fn directory(state: &Path) -> PathBuf {
 #[derive(Clone)]
 pub struct Vault {
     connection: Arc<Connection>,
-    rendered: Arc<Mutex<HashMap<RenderedKey, (Arc<Rendered>, Instant)>>>,
+    rendered: Arc<Mutex<RenderedMap>>,
     placeholders: Arc<Mutex<HashMap<(LeaseId, String), String>>>,
     ca_pem: Arc<str>,
 }
+
+type RenderedMap = HashMap<RenderedKey, (Arc<Rendered>, Instant)>;
 
 #[derive(PartialEq, Eq, Hash)]
 struct RenderedKey {
@@ -305,7 +308,7 @@ fn is_fresh(since: Instant) -> bool {
     since.elapsed() < Duration::from_secs(RENDERED_SECONDS)
 }
 
-fn drop_old(kept: &mut HashMap<RenderedKey, (Arc<Rendered>, Instant)>) {
+fn drop_old(kept: &mut RenderedMap) {
     kept.retain(|_, (_, since)| is_fresh(*since));
 }
 

@@ -7,9 +7,7 @@
 
 use std::path::Path;
 
-use chacha20poly1305::aead::{Aead, KeyInit, Payload};
-use chacha20poly1305::{XChaCha20Poly1305, XNonce};
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use ipc::vault::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, SecretInfo};
 use rusqlite::{Connection, OptionalExtension, params};
 use sha2::{Digest, Sha256};
@@ -17,6 +15,7 @@ use zeroize::Zeroizing;
 
 use super::VaultError;
 use super::key::{KEY_BYTES, Material, derive};
+use super::seal::{fill, seal, unseal};
 use super::secret::Secret;
 use crate::sys::vault::LockedKey;
 use crate::tls::ca::Kept;
@@ -28,7 +27,6 @@ const NAME_BYTES_MAX: usize = 128;
 /// How often the last use of a secret is written down: more often would cost a disk write for
 /// each request.
 const LAST_USE_SECONDS: i64 = 60;
-const NONCE_BYTES: usize = 24;
 const FORMAT: u32 = 1;
 
 const SCHEMA: &str = "
@@ -318,57 +316,10 @@ fn create(db: &mut Connection, material: &Material) -> Result<(), VaultError> {
     transaction.commit().map_err(&make)
 }
 
-fn fill(bytes: &mut [u8]) -> Result<(), VaultError> {
-    getrandom::fill(bytes)
-        .map_err(|error| VaultError::Failed(format!("cannot read random bytes: {error}")))
-}
-
 /// What lies in the open beside an authority's key, so that it cannot be changed either.
 fn summary(kept: &Kept) -> String {
     let certificate = hex::encode(Sha256::digest(&kept.certificate));
     format!("{certificate} {} {}", kept.not_before, kept.not_after)
-}
-
-/// What a sealed row belongs to, without two ways to read it.
-fn belonging(id: &[u8], place: &[&str], version: u64) -> Vec<u8> {
-    let mut out = b"cleanhands vault 1".to_vec();
-    for piece in std::iter::once(id).chain(place.iter().map(|text| text.as_bytes())) {
-        out.extend_from_slice(&(piece.len() as u64).to_le_bytes());
-        out.extend_from_slice(piece);
-    }
-    out.extend_from_slice(&version.to_le_bytes());
-    out
-}
-
-fn seal(
-    key: &[u8; KEY_BYTES],
-    id: &[u8],
-    place: &[&str],
-    version: u64,
-    value: &[u8],
-) -> Result<Vec<u8>, VaultError> {
-    let mut nonce = [0u8; NONCE_BYTES];
-    fill(&mut nonce)?;
-    let aad = belonging(id, place, version);
-    let sealed = XChaCha20Poly1305::new(key.into())
-        .encrypt(&XNonce::from(nonce), Payload { msg: value, aad: &aad })
-        .map_err(|_| VaultError::Failed("cannot seal a value".into()))?;
-    Ok([&nonce[..], &sealed].concat())
-}
-
-fn unseal(
-    key: &[u8; KEY_BYTES],
-    id: &[u8],
-    place: &[&str],
-    version: u64,
-    sealed: &[u8],
-) -> Option<Secret> {
-    let (nonce, sealed) = sealed.split_first_chunk::<NONCE_BYTES>()?;
-    let aad = belonging(id, place, version);
-    XChaCha20Poly1305::new(key.into())
-        .decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: &aad })
-        .ok()
-        .map(Secret::new)
 }
 
 fn check_name(name: &str) -> Result<(), VaultError> {
@@ -399,121 +350,4 @@ fn rfc3339(seconds: i64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn material(byte: u8) -> Material {
-        Material::Key(Zeroizing::new(vec![byte; 32]))
-    }
-
-    fn secret(text: &str) -> Secret {
-        Secret::new(text.as_bytes().to_vec())
-    }
-
-    fn texts(values: &[Secret]) -> Vec<&[u8]> {
-        values.iter().map(Secret::expose_secret).collect()
-    }
-
-    #[test]
-    fn values_come_back_and_the_last_two_versions_are_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), &material(1)).unwrap();
-
-        for value in ["SECRET-CANARY-1", "SECRET-CANARY-2", "SECRET-CANARY-3"] {
-            store.put("github", &secret(value), 1_700_000_000).unwrap();
-        }
-
-        let values = store.values("github").unwrap();
-        assert_eq!(texts(&values), [b"SECRET-CANARY-3", b"SECRET-CANARY-2"]);
-        let listed = store.list().unwrap();
-        assert_eq!((listed.len(), listed[0].version), (1, 3));
-        assert_eq!(listed[0].created_at, "2023-11-14T22:13:20Z");
-    }
-
-    #[test]
-    fn a_closed_vault_opens_with_its_own_key_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), &material(1)).unwrap();
-        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
-        let before = store.placeholder_bytes("lease_a", "github");
-        drop(store);
-
-        let wrong = Store::open(dir.path(), &material(2));
-        let right = Store::open(dir.path(), &material(1)).unwrap();
-
-        assert!(matches!(wrong, Err(VaultError::Key(_))));
-        assert_eq!(texts(&right.values("github").unwrap()), [b"SECRET-CANARY-1"]);
-        assert_eq!(right.placeholder_bytes("lease_a", "github"), before);
-        assert_ne!(right.placeholder_bytes("lease_b", "github"), before);
-        assert_ne!(right.placeholder_bytes("lease_agit", "hub"), before);
-    }
-
-    #[test]
-    fn no_file_of_the_vault_holds_a_value_before_or_after_its_removal() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), &material(1)).unwrap();
-        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
-        store.put("other", &secret("SECRET-CANARY-2"), 0).unwrap();
-        store.remove("github").unwrap();
-
-        for entry in std::fs::read_dir(dir.path()).unwrap() {
-            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-            assert!(!bytes.windows(13).any(|window| window == b"SECRET-CANARY"));
-        }
-        assert!(matches!(store.values("github"), Err(VaultError::Missing(_))));
-        assert!(matches!(store.remove("github"), Err(VaultError::Missing(_))));
-        assert_eq!(store.put("github", &secret("SECRET-CANARY-3"), 0).unwrap().version, 2);
-    }
-
-    #[test]
-    fn rows_cannot_change_places() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), &material(1)).unwrap();
-        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
-        store.put("evil", &secret("SECRET-CANARY-2"), 0).unwrap();
-
-        store
-            .db
-            .execute(
-                "UPDATE secret SET sealed = (SELECT sealed FROM secret WHERE name = 'github')
-                 WHERE name = 'evil'",
-                [],
-            )
-            .unwrap();
-
-        assert!(matches!(store.values("evil"), Err(VaultError::Failed(_))));
-        assert!(store.values("github").is_ok());
-    }
-
-    #[test]
-    fn names_and_values_are_bounded() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), &material(1)).unwrap();
-        let long = "x".repeat(SECRET_BYTES_MAX + 1);
-        for (name, value) in [
-            ("", "SECRET-CANARY"),
-            ("a b", "SECRET-CANARY"),
-            ("a\n", "SECRET-CANARY"),
-            ("github", "7 bytes"),
-            ("github", &long),
-        ] {
-            let outcome = store.put(name, &secret(value), 0);
-            assert!(matches!(outcome, Err(VaultError::Invalid(_))), "{name:?}");
-        }
-    }
-
-    #[test]
-    fn the_last_use_is_written_at_most_once_a_minute() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), &material(1)).unwrap();
-        store.put("github", &secret("SECRET-CANARY-1"), 0).unwrap();
-        let last = |store: &Store| store.list().unwrap()[0].last_used_at.clone();
-
-        assert_eq!(last(&store), None);
-        store.used("github", 100).unwrap();
-        store.used("github", 130).unwrap();
-        assert_eq!(last(&store).unwrap(), "1970-01-01T00:01:40Z");
-        store.used("github", 160).unwrap();
-        assert_eq!(last(&store).unwrap(), "1970-01-01T00:02:40Z");
-    }
-}
+mod tests;
