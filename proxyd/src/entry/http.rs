@@ -1,8 +1,11 @@
 //! Requests on a connection whose name is verified: HTTP/1.1 one after the other, HTTP/2 at once.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use ipc::id::RequestId;
 use policies::Scheme;
+use tokio::time::timeout;
 
 use super::authority;
 use crate::audit::Line;
@@ -15,6 +18,10 @@ use crate::relay::stream::Stream;
 use crate::reply::{self, Form, Refusal};
 use crate::request::{self, Asked, Scene};
 use crate::upstream::Want;
+
+/// How long and how much of a body is read and dropped after an early answer over HTTP/2.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 1024 * 1024;
 
 /// Serves HTTP/1.1 until the connection ends.
 pub async fn serve_h1(scene: &Scene, stream: Stream) {
@@ -172,7 +179,10 @@ pub async fn serve_h2(scene: &Scene, stream: Stream) {
                 body: incoming.body,
                 responder: incoming.responder,
             };
-            request::answer(&scene, asked).await;
+            let mut asked = request::answer(&scene, asked).await;
+            // Resetting a stream whose body is still coming in loses the answer for clients that
+            // take the reset for a failure, although RFC 9113, section 8.1 provides for it.
+            let _ = timeout(LINGER, asked.body.linger(LINGER_BYTES_MAX)).await;
         }
     });
     if let Err(error) = served.await {

@@ -66,6 +66,16 @@ impl BodyIn<'_> {
         }
     }
 
+    /// Reads and drops what still comes, up to a bound.
+    pub async fn linger(&mut self, mut bytes_max: usize) {
+        while let Ok(Some(Piece::Data(data))) = self.next().await {
+            match bytes_max.checked_sub(data.len()) {
+                Some(left) => bytes_max = left,
+                None => return,
+            }
+        }
+    }
+
     /// Whether nothing is left to read.
     pub fn is_done(&self) -> bool {
         match self {
