@@ -33,7 +33,7 @@ use crate::term;
 /// The demo takes a quarter of this; longer means that something waits for ever.
 const LONGEST: Duration = Duration::from_secs(150);
 /// Milliseconds between pieces of the model's text when somebody reads along.
-const PACE_MS: u64 = 18;
+const PACE_MS: u64 = 40;
 
 /// Plays the story and ends by itself.
 pub async fn demo(global: &Global, options: Demo) -> Result<ExitCode, Failure> {

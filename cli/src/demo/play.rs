@@ -127,7 +127,10 @@ impl<'a> Play<'a> {
             let chapter = self.turns.get(self.asked).and_then(|turn| turn.chapter);
             if let Some(heading) = chapter {
                 self.show.settle()?;
-                self.voice.breath().await;
+                // The first words of all are timed: nothing may come before them.
+                if self.asked > 0 {
+                    self.voice.breath().await;
+                }
                 self.voice.heading(heading)?;
             }
         }

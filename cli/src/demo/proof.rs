@@ -25,6 +25,9 @@ struct Facts {
     audit: Vec<AuditRecord>,
     audit_chain: ChainReport,
     searched: Searched,
+    /// Where in proxyd's own memory the token is left after all requests have ended, if this user
+    /// can look there.
+    left: Vec<String>,
 }
 
 /// Checks everything and prints the table. Gives the same as JSON.
@@ -126,8 +129,9 @@ async fn gather(play: &mut Play<'_>) -> Result<Facts, Failure> {
     let used = stored.iter().any(|s| s.name == seal::SECRET && s.last_used_at.is_some());
     play.voice
         .claim(used, "the vault lists the token by name and used it; it has no way to show it")?;
-    let (searched, _) = play.search().await?;
+    let (searched, allowed) = play.search().await?;
     Ok(Facts {
+        left: allowed.found,
         log: play.harness.log(&play.session).await?,
         session_chain: play.harness.verify(&play.session).await?,
         audit: audit::all(&proxyd).await?,
@@ -230,6 +234,7 @@ fn table(play: &Play<'_>, facts: &Facts) -> Result<Value, Failure> {
         "provision_us": play.sandboxes.iter().map(|s| s.provision_us).collect::<Vec<_>>(),
         "files_searched": facts.searched.files,
         "found": facts.searched.found,
+        "left_in_memory": facts.left,
     }))
 }
 
