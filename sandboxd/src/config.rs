@@ -98,7 +98,7 @@ impl Config {
         let raw = match &flags.config {
             Some(path) => read(path)?.ok_or_else(|| ConfigError::Read {
                 path: path.clone(),
-                source: ErrorKind::NotFound.into(),
+                source: std::io::Error::from(rustix::io::Errno::NOENT),
             })?,
             None => read(&Layout::system().config.join("sandboxd.toml"))?.unwrap_or_default(),
         };

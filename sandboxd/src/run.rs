@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +64,8 @@ enum RunError {
     Journal(#[from] JournalError),
     #[error("{what}: {source}")]
     Start { what: String, source: std::io::Error },
+    #[error("another sandboxd uses {state}")]
+    InUse { state: PathBuf },
     #[error("the zygote ended: no sandbox can be made any more")]
     Broken,
 }
@@ -140,7 +142,7 @@ fn prepare(prefix: &[&str], config: Config) -> Result<Prepared, RunError> {
     let host = probe::with(&zygote)?;
     let state = config.state();
     ipc::daemon::private_directory(&state)?;
-    let lock = lock(&state.join("lock"))?;
+    let lock = lock(&state)?;
     let mut inherited =
         Inherited::from_environment().map_err(start("cannot take the sockets of systemd"))?;
     let control = ipc::daemon::listen(&mut inherited, &config.layout.sandboxd(), Kind::Stream)?;
@@ -168,14 +170,16 @@ fn raise_descriptor_limit() {
 }
 
 /// A second daemon on the same state would take this one's running calls for lost ones.
-fn lock(path: &Path) -> Result<OwnedFd, RunError> {
-    let what = || format!("cannot lock {}: does another sandboxd use it?", path.display());
+fn lock(state: &Path) -> Result<OwnedFd, RunError> {
+    let path = state.join("lock");
+    let fail = start(&format!("cannot lock {}", path.display()));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|e| RunError::Start { what: what(), source: e.into() })?;
-    rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|e| RunError::Start { what: what(), source: e.into() })?;
-    Ok(fd)
+    let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| fail(e.into()))?;
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(fd),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(RunError::InUse { state: state.to_owned() }),
+        Err(error) => Err(fail(error.into())),
+    }
 }
 
 async fn serve(prepared: Prepared) -> Result<(), RunError> {
@@ -241,7 +245,7 @@ async fn tell_watchdog() {
     }
 }
 
-fn start(what: &str) -> impl Fn(std::io::Error) -> RunError {
+fn start(what: &str) -> impl Fn(std::io::Error) -> RunError + use<> {
     let what = what.to_owned();
     move |source| RunError::Start { what: what.clone(), source }
 }

@@ -7,7 +7,7 @@
 //! that a sandbox is never taken for idle under it. Cells are made when they are needed, which
 //! takes milliseconds; where [`make`] asks the zygote is the place for a pool.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -35,6 +35,9 @@ use crate::zygote::Zygote;
 const LEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the processes of a killed sandbox may take to be gone before that is logged.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Sessions remembered for the notice of a new shell. Beyond that some are not told.
+const LOST_SHELLS_MAX: usize = 10_000;
 
 /// What one session's calls share a sandbox by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -115,6 +118,8 @@ pub struct Sandboxes {
     room: Arc<Semaphore>,
     slots: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Slot>>>>,
     living: Mutex<HashMap<SandboxId, Arc<Sandbox>>>,
+    /// Whose shell ended with a sandbox while no call ran: told at its next command.
+    lost_shells: Mutex<HashSet<Key>>,
     watchers: TaskTracker,
     /// Cancelled when no sandbox can be made any more: the daemon has to end.
     pub broken: CancellationToken,
@@ -136,6 +141,7 @@ impl Sandboxes {
             room: Arc::new(Semaphore::new(living_max)),
             slots: Mutex::default(),
             living: Mutex::default(),
+            lost_shells: Mutex::default(),
             watchers: TaskTracker::new(),
             broken: CancellationToken::new(),
         }
@@ -161,6 +167,9 @@ impl Sandboxes {
         }
         match self.make(wanted, call).await {
             Ok(in_use) => {
+                if lock(&self.lost_shells).remove(key) {
+                    *in_use.sandbox.shell.lock().await = bash::Session::Fresh { lost: true };
+                }
                 *slot = Slot { current: Some(Arc::clone(&in_use.sandbox)), failed: None };
                 let provision_us = in_use.sandbox.provision_us;
                 Ok((in_use, Some(provision_us)))
@@ -215,9 +224,16 @@ impl Sandboxes {
     /// Drops an ended sandbox, and the slot it was in unless a call is about to use that.
     fn forget(&self, ended: &Sandbox) {
         lock(&self.living).remove(&ended.id);
-        lock(&self.slots).retain(|_, shared| match shared.try_lock() {
+        lock(&self.slots).retain(|key, shared| match shared.try_lock() {
             Ok(mut slot) => {
-                slot.current.take_if(|sandbox| sandbox.id == ended.id);
+                let taken = slot.current.take_if(|sandbox| sandbox.id == ended.id);
+                if taken.is_some() && ended.lost_shell_unseen() {
+                    let mut lost = lock(&self.lost_shells);
+                    if lost.len() >= LOST_SHELLS_MAX {
+                        lost.clear();
+                    }
+                    lost.insert(key.clone());
+                }
                 slot.current.is_some() || Arc::strong_count(shared) > 1
             }
             Err(_) => true,
@@ -286,7 +302,7 @@ async fn make(
         workspace: workspace.path,
         created_at: crate::receipt::now(),
         provision_us,
-        shell: Arc::default(),
+        shell: Arc::new(tokio::sync::Mutex::new(bash::Session::Fresh { lost: false })),
         gone: CancellationToken::new(),
         removed: CancellationToken::new(),
         closing: CancellationToken::new(),
@@ -386,6 +402,12 @@ impl Sandbox {
             policies::Root::Host => "/".into(),
             policies::Root::Path(path) => path.into(),
         }
+    }
+
+    /// Whether its shell ended with it while no call could tell.
+    fn lost_shell_unseen(&self) -> bool {
+        let quiet = lock(&self.uses).running.is_empty();
+        quiet && self.shell.try_lock().is_ok_and(|shell| matches!(*shell, bash::Session::Living(_)))
     }
 
     /// When it will have been idle for too long; never, while a call runs.

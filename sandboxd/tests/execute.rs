@@ -403,10 +403,36 @@ async fn an_idle_sandbox_ends_and_the_next_call_finds_its_files() {
     wait_until("it is ended", || async { daemon.sandboxes().await.is_empty() }).await;
     let second = daemon.execute(&second).await.unwrap();
 
-    assert_eq!(text(&second), "kept\n");
+    let notice = "(a new shell: the sandbox had ended while idle, \
+        and with it the directory, the variables and all processes; files are kept)\nkept\n";
+    assert_eq!(text(&second), notice);
     assert_ne!(first.sandbox, second.sandbox);
     let closed = || async { daemon.proxyd.as_ref().unwrap().closed() >= 1 };
     wait_until("its lease is given back", closed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_lease_and_a_deleted_sandbox_end_what_runs() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let revoked = daemon.bash_request(&session, "touch one; sleep 300");
+    let deleted = daemon.bash_request(&session, "touch two; sleep 300");
+
+    let (revoked, ()) = tokio::join!(daemon.execute(&revoked), async {
+        daemon.sandbox_with("one").await;
+        daemon.proxyd.as_ref().unwrap().revoke_all();
+    });
+    let (deleted, gone) = tokio::join!(daemon.execute(&deleted), async {
+        let sandbox = daemon.sandbox_with("two").await.sandbox;
+        let path = format!("/v1/sandboxes/{sandbox}");
+        daemon.delete(&path).await.unwrap();
+        (daemon.sandboxes().await, daemon.delete(&path).await.unwrap_err().code)
+    });
+
+    assert_eq!(revoked.unwrap().outcome, Outcome::OutcomeUnknown);
+    assert_eq!(deleted.unwrap().outcome, Outcome::OutcomeUnknown);
+    assert!(gone.0.is_empty());
+    assert_eq!(gone.1, Code::NotFound);
 }
 
 #[tokio::test(flavor = "multi_thread")]

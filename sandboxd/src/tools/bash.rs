@@ -19,6 +19,10 @@ use crate::plan::WORKSPACE;
 /// How long one write of a spill file may hold up its command.
 const SPILL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Said before the first output of a shell that silently took the place of another.
+const NEW_SHELL: &str = "(a new shell: the sandbox had ended while idle, \
+    and with it the directory, the variables and all processes; files are kept)\n";
+
 /// The input as the model writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -60,11 +64,13 @@ impl TryFrom<Raw> for Input {
 }
 
 /// The shell of one sandbox, as the model knows it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub enum Session {
-    /// No command came yet.
-    #[default]
-    Fresh,
+    /// No command came yet. `lost`: the session had a shell, which ended with an earlier sandbox
+    /// while no command ran, so nobody was told.
+    Fresh {
+        lost: bool,
+    },
     Living(Box<Shell>),
     /// Ended; only a restart makes another.
     Terminated,
@@ -98,17 +104,21 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
     let (command, asked) = match input {
         Input::Restart => {
             // Dropping a living shell ends it and all that it started.
-            *session = Session::Fresh;
+            *session = Session::Fresh { lost: false };
             return Ran::plain(Outcome::Finished, "bash session restarted", false);
         }
         Input::Run { command, timeout } => (command, timeout),
     };
+    let mut told = "";
     let mut shell = match std::mem::replace(session, Session::Terminated) {
         Session::Living(shell) => shell,
-        Session::Fresh => match Shell::start(place.cell, place.env).await {
-            Ok(shell) => Box::new(shell),
+        Session::Fresh { lost } => match Shell::start(place.cell, place.env).await {
+            Ok(shell) => {
+                told = if lost { NEW_SHELL } else { "" };
+                Box::new(shell)
+            }
             Err(error) => {
-                *session = Session::Fresh;
+                *session = Session::Fresh { lost };
                 return Ran::plain(Outcome::Refused, format!("bash: {error}"), true);
             }
         },
@@ -125,7 +135,7 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
     let shown = capture.finish(&path);
     let mut ran = Ran {
         outcome: Outcome::Finished,
-        text: shown.text,
+        text: format!("{told}{}", shown.text),
         is_error: false,
         exit: None,
         output_bytes: shown.total,

@@ -207,6 +207,7 @@ pub struct FakeProxyd {
     seen: Arc<Mutex<Seen>>,
     task: tokio::task::JoinHandle<()>,
     socket: PathBuf,
+    revoke: Arc<tokio::sync::Notify>,
 }
 
 #[derive(Default)]
@@ -225,14 +226,17 @@ impl FakeProxyd {
         let listener = ChannelListener::new(listener).unwrap();
         let seen = Arc::new(Mutex::new(Seen::default()));
         let shared = Arc::clone(&seen);
+        let revoke = Arc::new(tokio::sync::Notify::new());
+        let revoked = Arc::clone(&revoke);
         let task = tokio::spawn(async move {
             loop {
                 let channel = listener.accept().await.unwrap();
-                let connection = tokio::spawn(hold(channel, Arc::clone(&shared)));
+                let connection =
+                    tokio::spawn(hold(channel, Arc::clone(&shared), Arc::clone(&revoked)));
                 shared.lock().unwrap().connections.push(connection);
             }
         });
-        Self { seen, task, socket }
+        Self { seen, task, socket, revoke }
     }
 
     pub fn leases(&self) -> BTreeSet<LeaseId> {
@@ -246,6 +250,11 @@ impl FakeProxyd {
     /// How many leases were given back.
     pub fn closed(&self) -> usize {
         self.seen.lock().unwrap().closed
+    }
+
+    /// Ends every lease that is open now.
+    pub fn revoke_all(&self) {
+        self.revoke.notify_waiters();
     }
 
     /// Goes away as a killed daemon does: listener and connections end.
@@ -263,7 +272,7 @@ impl FakeProxyd {
     }
 }
 
-async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>) {
+async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>, revoke: Arc<tokio::sync::Notify>) {
     let Ok((LeaseRequest::Open(open), sockets)) = channel.receive().await else { return };
     assert_eq!(open.descriptors.len(), sockets.len());
     if open.environment == "refused" {
@@ -280,7 +289,16 @@ async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>) {
     };
     seen.lock().unwrap().leases.insert(open.lease);
     channel.send(&LeaseReply::Opened(opened), &[]).await.unwrap();
-    while let Ok((request, _)) = channel.receive().await {
+    loop {
+        let received = tokio::select! {
+            received = channel.receive() => received,
+            () = revoke.notified() => {
+                let reply = LeaseReply::Revoked { reason: "a test".into() };
+                channel.send(&reply, &[]).await.unwrap();
+                continue;
+            }
+        };
+        let Ok((request, _)) = received else { return };
         let mut seen = seen.lock().unwrap();
         match request {
             LeaseRequest::CallStarted { call } => drop(seen.running.insert(call)),
