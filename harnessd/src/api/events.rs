@@ -3,26 +3,21 @@
 //! Ordered by the time an event was processed; client events that still wait come last. Previews
 //! are never part of it.
 
-use std::collections::VecDeque;
-
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
-use ipc::id::SessionId;
 use serde_json::Value;
 
 use super::cursor::{Direction, Listing};
 use super::edge::Owner;
 use super::error::ApiError;
+use super::history::Place;
 use super::query::{Order, Parameters, TimeRange};
-use super::wire::{Fold, WireEvent};
-use super::{ApiState, page, session, sessions};
-use crate::log::{Log, LogError};
+use super::wire::WireEvent;
+use super::{ApiState, history, page, session, sessions};
 
 /// Page size, default and maximum: what clients ask for.
 const LIMIT: usize = 1_000;
-/// Events read at once, so that memory does not grow with the session.
-const SLICE: usize = 1_000;
 
 pub async fn list(
     State(state): State<ApiState>,
@@ -48,66 +43,22 @@ pub async fn list(
         (types.is_empty() || types.contains(&event.kind)) && in_range(&range, event)
     };
     // One more than the page tells whether another follows.
-    let mut page: VecDeque<WireEvent> = VecDeque::new();
+    let mut page: Vec<WireEvent> = Vec::new();
+    let take = |event: WireEvent| {
+        if asked(&event) {
+            page.push(event);
+        }
+        page.len() <= limit
+    };
     match order {
-        Order::Asc => {
-            read(log, &session, |event| {
-                if behind.is_none_or(|place| event.place > place) && asked(&event) {
-                    page.push_back(event);
-                }
-                page.len() <= limit
-            })
-            .await?;
-        }
-        Order::Desc => {
-            read(log, &session, |event| {
-                let before = behind.is_none_or(|place| event.place < place);
-                if before && asked(&event) {
-                    page.push_front(event);
-                    page.truncate(limit + 1);
-                }
-                before
-            })
-            .await?;
-        }
+        Order::Asc => history::forward(log, &session, behind, take).await?,
+        Order::Desc => history::backward(log, &session, behind, take).await?,
     }
     let more = page.len() > limit;
     page.truncate(limit);
-    let next = page.back().filter(|_| more);
+    let next = page.last().filter(|_| more);
     let next = next.map(|event| listing.cursor(Direction::After, &key(event)));
     Ok(Json(page::body(page.into_iter().map(|event| event.body).collect(), next)))
-}
-
-/// Gives the events of a session as a client sees them, oldest first, for as long as `take` wants.
-async fn read(
-    log: &Log,
-    session: &SessionId,
-    mut take: impl FnMut(WireEvent) -> bool,
-) -> Result<(), LogError> {
-    let mut fold = Fold::new(session.as_str());
-    let mut after = 0;
-    loop {
-        let events = log.slice(session, after, SLICE).await?;
-        for event in &events {
-            after = event.seq;
-            // What waits comes last, or again when it was processed.
-            let wires = fold.feed(event).into_iter().filter(|wire| wire.processed_at.is_some());
-            for wire in wires {
-                if !take(wire) {
-                    return Ok(());
-                }
-            }
-        }
-        if events.len() < SLICE {
-            break;
-        }
-    }
-    for wire in fold.finish().into_iter().chain(fold.queued()) {
-        if !take(wire) {
-            break;
-        }
-    }
-    Ok(())
 }
 
 /// An event without a time is in no range of times.
@@ -124,7 +75,7 @@ fn key(event: &WireEvent) -> String {
 }
 
 /// The place of a cursor, which the filter on time must not exclude.
-fn place(key: &str, range: &TimeRange) -> Result<(u64, u32), ApiError> {
+fn place(key: &str, range: &TimeRange) -> Result<Place, ApiError> {
     let bad = || ApiError::field("page", "not a cursor of this list");
     let parts: Vec<&str> = key.splitn(3, '|').collect();
     let [seq, at, time] = parts[..] else { return Err(bad()) };

@@ -16,6 +16,7 @@ mod environments;
 mod error;
 mod events;
 mod fields;
+mod history;
 mod keys;
 mod loopback;
 mod operator;

@@ -84,7 +84,7 @@ const SUMMARY_KINDS: &[&str] =
 async fn summary(log: &Log, session: &SessionId, now: &str) -> Result<Summary, LogError> {
     let mut fold = Fold::new(session.as_str());
     let mut usage = Usage::default();
-    for event in log.of_kinds(session, SUMMARY_KINDS).await? {
+    for event in log.of_kinds(session, SUMMARY_KINDS, u64::MAX).await? {
         if let Body::ModelRequestEnded(ended) = &event.body {
             usage += ended.usage;
         }

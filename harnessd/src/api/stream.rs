@@ -21,7 +21,7 @@ use super::edge::Owner;
 use super::error::ApiError;
 use super::query::Parameters;
 use super::wire::{Fold, WireEvent};
-use super::{ApiState, session, sessions};
+use super::{ApiState, history, session, sessions};
 use crate::engine::{Live, LiveStream, Part, Preview};
 use crate::log::event::new_event_id;
 use crate::log::now;
@@ -30,8 +30,6 @@ use crate::log::now;
 /// proxies between them often after 60.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const DELTAS_MAX: usize = 100;
-/// Events read at once, so that memory does not grow with the session.
-const SLICE: usize = 1_000;
 /// Streams open at once. Each holds one of the connections that a socket serves, of which there
 /// are twice as many, so that streams alone never shut everybody out.
 pub const STREAMS_MAX: usize = 512;
@@ -58,19 +56,10 @@ pub async fn stream(
     // What is appended from here on is live; the fold needs to know what came before.
     let before = log.chain(&session).await?.events;
     let live = state.engine.subscribe(&session).await?;
-    let mut frames = Frames::new(Fold::new(&id), deltas, live, permit);
-    loop {
-        let events = log.slice(&session, frames.last, SLICE).await?;
-        for event in &events {
-            let wires = frames.fold.feed(event);
-            frames.last = event.seq;
-            if event.seq > before {
-                wires.iter().for_each(|wire| frames.push(wire));
-            }
-        }
-        if events.len() < SLICE {
-            break;
-        }
+    let fold = history::fold_after(log, &session, before).await?;
+    let mut frames = Frames::new(fold, before, deltas, live, permit);
+    for event in log.since(&session, before).await? {
+        frames.take(Live::Event(Box::new(event)));
     }
     let stream = futures_util::stream::unfold(frames, |mut frames| async move {
         let bytes = frames.next().await?;
@@ -118,11 +107,17 @@ struct Frames {
 }
 
 impl Frames {
-    fn new(fold: Fold, deltas: Deltas, live: LiveStream, permit: OwnedSemaphorePermit) -> Self {
+    fn new(
+        fold: Fold,
+        last: u64,
+        deltas: Deltas,
+        live: LiveStream,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
         // The first bytes go out at once, so that no client waits for an event to see the head.
         let ready = VecDeque::from([Bytes::from_static(b": open\n\n")]);
         let open = HashSet::new();
-        Self { fold, deltas, live, last: 0, ready, open, ended: false, _permit: permit }
+        Self { fold, deltas, live, last, ready, open, ended: false, _permit: permit }
     }
 
     /// The next frame, or a heartbeat; `None` when the stream is over.

@@ -69,19 +69,27 @@ impl Log {
         Ok(events)
     }
 
-    /// The events of some kinds only, as their column names them, oldest first.
+    /// The events of some kinds only, as their column names them, up to `last`, oldest first.
     pub async fn of_kinds(
         &self,
         session: &SessionId,
         kinds: &'static [&'static str],
+        last: u64,
     ) -> Result<Vec<Event>, LogError> {
         let session = session.clone();
         self.read(move |connection| {
             let marks = vec!["?"; kinds.len()].join(", ");
-            let sql = format!("{COLUMNS} WHERE session = ? AND kind IN ({marks}) ORDER BY seq");
+            let sql = format!(
+                "{COLUMNS} WHERE session = ? AND seq <= ? AND kind IN ({marks}) ORDER BY seq"
+            );
             let mut statement = connection.prepare_cached(&sql)?;
-            let values = std::iter::once(session.as_str()).chain(kinds.iter().copied());
-            let rows = statement.query_map(rusqlite::params_from_iter(values), stored)?;
+            let last = i64::try_from(last).unwrap_or(i64::MAX);
+            let mut values: Vec<&dyn rusqlite::ToSql> = Vec::with_capacity(kinds.len() + 2);
+            let id = session.as_str();
+            values.push(&id);
+            values.push(&last);
+            values.extend(kinds.iter().map(|kind| kind as &dyn rusqlite::ToSql));
+            let rows = statement.query_map(values.as_slice(), stored)?;
             rows.map(|row| decode(&session, row?)).collect()
         })
         .await
