@@ -1,9 +1,9 @@
 //! What an environment is: a name for a policy file, and a config that may not go beyond it.
 //!
 //! The operator's file is the ceiling and at the same time what holds: `unrestricted` means all
-//! that the file allows. A host or package outside the file is refused with the reason. A config that
-//! would narrow the file is refused as well, for nothing would enforce it: who wants less names a
-//! narrower file.
+//! that the file allows. A host or package outside the file is refused with the reason. A config
+//! that leaves out what the file allows is refused as well, for nothing would enforce it: who
+//! wants less names a narrower file.
 
 use std::collections::BTreeMap;
 

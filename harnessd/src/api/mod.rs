@@ -1,10 +1,10 @@
 //! What clients see: the Managed Agents wire API, Tier A, and the operator's own routes.
 //!
 //! Read [`edge`] first: every request passes it, learns there whose it is, and gets its id. Then
-//! one file per resource: [`agents`], [`environments`], [`sessions`], [`events`], [`stream`]. What a
-//! request means is read by [`fields`], [`agent`], [`tools`] and [`wire_blocks`], which name the
-//! field of every error; what goes out is written by [`wire`]. Nothing here decides what a session
-//! does next: it appends to the log and the engine does.
+//! one file per resource: [`agents`], [`environments`], [`sessions`], [`send`], [`events`],
+//! [`stream`]. What a request means is read by [`fields`], [`agent`], [`tools`] and
+//! [`wire_blocks`], which name the field of every error; what goes out is written by [`wire`].
+//! Nothing here decides what a session does next: it appends to the log and the engine does.
 
 mod agent;
 mod agents;
