@@ -83,7 +83,7 @@ async fn serve_connection(stream: TcpStream, router: Router, shutdown: Cancellat
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).half_close(true);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {

@@ -27,8 +27,9 @@ use crate::log::event::new_event_id;
 use crate::log::now;
 
 /// A comment is sent when nothing else was for this long: clients give up after 600 seconds and
-/// proxies between them often after 60.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+/// proxies between them often after 60. It also is how a client that has gone is noticed, since
+/// the socket lets clients close their own direction early.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 const DELTAS_MAX: usize = 100;
 /// Streams open at once. Each holds one of the connections that a socket serves, of which there
 /// are twice as many, so that streams alone never shut everybody out.
