@@ -270,6 +270,15 @@ impl Stream {
         }
     }
 
+    /// Waits for this piece of text, whatever it stands in.
+    pub async fn until_text(&mut self, wanted: &str) {
+        while !self.text.contains(wanted) {
+            let frame = tokio::time::timeout(DEADLINE, self.body.frame()).await.unwrap();
+            let bytes = frame.unwrap().unwrap().into_data().unwrap_or_default();
+            self.text.push_str(std::str::from_utf8(&bytes).unwrap());
+        }
+    }
+
     /// Everything up to the first event of that type, with it.
     pub async fn until(&mut self, kind: &str) -> Vec<Value> {
         let mut events = Vec::new();

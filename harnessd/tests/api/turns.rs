@@ -98,6 +98,16 @@ async fn a_stream_stays_open_over_turns_and_ends_when_the_session_is_deleted() {
 }
 
 #[tokio::test]
+async fn a_quiet_stream_has_a_head_at_once_and_a_heartbeat() {
+    let daemon = Daemon::start(json!([])).await;
+    let session = daemon.session(json!([])).await;
+
+    let mut stream = daemon.stream(&session, "").await;
+
+    stream.until_text("\n: alive\n").await;
+}
+
+#[tokio::test]
 async fn two_custom_tools_are_answered_one_by_one() {
     let daemon = Daemon::start(json!([
         { "text": "I ask.", "tools": [{ "name": "one", "input": { "q": 1 } },
