@@ -204,6 +204,24 @@ async fn one_lease_serves_many_requests_and_a_restarted_proxyd_gives_a_new_one()
 }
 
 #[tokio::test]
+async fn a_request_made_while_proxyd_restarts_waits_for_it() {
+    let dir = private_dir();
+    let models = models(dir.path());
+    let seen = Arc::<Seen>::default();
+    seen.answers.lock().unwrap().push((StatusCode::OK, vec![], WHOLE.into()));
+
+    let late = async {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        Proxyd::start(dir.path(), Arc::clone(&seen))
+    };
+    let (answer, _proxyd) = tokio::join!(ask(&models), late);
+
+    assert_eq!(answer.unwrap().1, "Hello");
+}
+
+#[tokio::test]
 async fn each_kind_of_refusal_is_a_failure_that_says_what_to_do_about_it() {
     let denial = json!({ "error": {
         "code": "host_not_allowed", "reason": "no rule lists model.example", "hint": "add one",

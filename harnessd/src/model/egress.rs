@@ -20,12 +20,17 @@ use ipc::id::LeaseId;
 use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, VERSION};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::log::{ErrorKind, Failure};
 
 /// proxyd answers a lease request from memory and its vault child; more is a hang.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request that has not been sent waits for a proxyd that restarts.
+const AWAY_MAX: Duration = Duration::from_secs(5);
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Until the head of an answer: a local model may read a long prompt before its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -79,10 +84,7 @@ impl Egress {
         headers: &[(&'static str, &str)],
         body: Bytes,
     ) -> Result<Response<Incoming>, Failure> {
-        let token = self.token().await.map_err(|fault| failure(&fault))?;
-        let stream = UnixStream::connect(&self.egress_socket)
-            .await
-            .map_err(|e| unreachable(&format!("cannot connect to proxyd: {e}")))?;
+        let (token, stream) = self.connect().await.map_err(|fault| failure(&fault))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| unreachable(&format!("cannot speak to proxyd: {e}")))?;
@@ -104,6 +106,33 @@ impl Egress {
             Ok(Err(error)) => Err(unreachable(&format!("proxyd broke off: {error}"))),
             Err(_) => Err(unreachable("the model's server did not answer in 600 s")),
         }
+    }
+
+    /// A connection to proxyd and the lease's token. Nothing has been sent yet, so a proxyd that
+    /// is away for a moment is waited for.
+    async fn connect(&self) -> Result<(String, UnixStream), Fault> {
+        let deadline = Instant::now() + AWAY_MAX;
+        let mut pause = PAUSE_MIN;
+        loop {
+            match self.connect_once().await {
+                Err(fault)
+                    if fault.code == Code::Unavailable && Instant::now() + pause < deadline =>
+                {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn connect_once(&self) -> Result<(String, UnixStream), Fault> {
+        let token = self.token().await?;
+        let stream = UnixStream::connect(&self.egress_socket).await.map_err(|e| {
+            let text = format!("{}: {e}", self.egress_socket.display());
+            Fault::new(Code::Unavailable, text).with_hint("is proxyd running?")
+        })?;
+        Ok((token, stream))
     }
 
     async fn token(&self) -> Result<String, Fault> {

@@ -86,7 +86,7 @@ impl Run {
             tracing::warn!(
                 session = %self.session,
                 retry_in_ms = wait,
-                reason = %failure.message,
+                error = ?failure.error,
                 "model request failed"
             );
             let retry = if wait.is_some() { Retry::Retrying } else { Retry::Exhausted };
@@ -99,8 +99,10 @@ impl Run {
         Ok(self.append(batch).await?)
     }
 
-    /// Waits, unless the client interrupts: then false.
+    /// Waits, and up to a quarter longer, so that many sessions do not come back as one; unless
+    /// the client interrupts: then false.
     async fn wait(&self, time: Duration) -> Result<bool, WakeError> {
+        let time = time + time.mul_f64(f64::from(random_byte()) / 1024.0);
         tokio::select! {
             () = tokio::time::sleep(time) => Ok(true),
             outcome = self.interrupted() => {
@@ -110,6 +112,12 @@ impl Run {
             () = self.parts.stop.cancelled() => Err(WakeError::Stopped),
         }
     }
+}
+
+fn random_byte() -> u8 {
+    let mut byte = [0];
+    getrandom::fill(&mut byte).expect("the kernel's random source always answers after boot");
+    byte[0]
 }
 
 fn given_up(message: String) -> Failure {
