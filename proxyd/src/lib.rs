@@ -79,6 +79,7 @@ impl Daemon {
 /// Runs proxyd, or its vault child when the first argument is the hidden role `vault`. `prefix`
 /// is what to put before the role when this program starts itself again.
 pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
+    sys::wipe::freed_memory();
     if args.first().is_some_and(|role| role == "vault") {
         args.remove(0);
         return vault::child::main(args);

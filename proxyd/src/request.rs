@@ -216,7 +216,11 @@ async fn exchange(
         let sent = attempt(&mut link, asked, injected, &outcome.tally).await;
         let again = match &sent {
             Ok(()) => {
-                upstreams.release(link);
+                // A connection that brought an injected value back has it in its read buffers:
+                // it goes, and they with it, instead of waiting for the next request.
+                if outcome.tally.scrubbed() == 0 {
+                    upstreams.release(link);
+                }
                 return Ok(());
             }
             Err(Attempt::Send(_)) => repeatable || link.shares(),

@@ -7,3 +7,4 @@ pub mod interfaces;
 pub mod packet;
 pub mod process;
 pub mod vault;
+pub mod wipe;

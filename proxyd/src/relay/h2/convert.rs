@@ -6,6 +6,18 @@ use policies::Scheme;
 
 use crate::head::{Fields, RequestHead, ResponseHead};
 
+/// Request fields that are the same from request to request and never hold a credential.
+const PLAIN: [&str; 8] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "content-type",
+    "grpc-accept-encoding",
+    "grpc-encoding",
+    "te",
+    "user-agent",
+];
+
 /// Why a head cannot be said in HTTP/2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} cannot be said in HTTP/2")]
@@ -54,8 +66,18 @@ pub fn request(head: &RequestHead) -> Result<http::Request<()>, Unsayable> {
     *request.method_mut() = method;
     *request.uri_mut() = uri;
     *request.version_mut() = http::Version::HTTP_2;
-    *request.headers_mut() = map(&fields);
+    *request.headers_mut() = unindexed(map(&fields));
     Ok(request)
+}
+
+/// Keeps values that may be secret out of the compression tables of both sides, where they would
+/// stay for as long as the connection does (RFC 7541, section 7.1.3). Any field may carry an
+/// injected credential; those that never do are named.
+fn unindexed(mut map: HeaderMap) -> HeaderMap {
+    for (name, value) in &mut map {
+        value.set_sensitive(!PLAIN.contains(&name.as_str()));
+    }
+    map
 }
 
 /// A response head as HTTP/2 says it.
