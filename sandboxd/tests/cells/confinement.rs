@@ -321,7 +321,7 @@ async fn a_kernel_below_the_policys_floor_is_a_refusal() {
 #[tokio::test]
 async fn sandboxes_cannot_reach_each_other() {
     let place = Place::new();
-    let (one, other) = (place.cell().await, place.cell().await);
+    let (one, other) = (place.cell().await, place.cell_elsewhere().await);
     let serve = "import socket,time
 a = socket.socket(socket.AF_UNIX); a.bind(\"\\0probe\"); a.listen()
 t = socket.socket(); t.bind((\"127.0.0.1\", 8123)); t.listen(); time.sleep(60)";
@@ -364,7 +364,10 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
 }
 
 /// What a sandbox shows read-only must be readable for its own uid.
-fn open_to_all(directory: &std::path::Path) {
+fn open_to_all(path: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    if path.is_dir() {
+        std::fs::read_dir(path).unwrap().for_each(|entry| open_to_all(&entry.unwrap().path()));
+    }
 }

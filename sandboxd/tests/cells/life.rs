@@ -124,7 +124,7 @@ async fn a_signal_reaches_the_commands_group() {
 async fn the_end_of_a_cell_is_noticed_and_disturbs_no_other() {
     let place = Place::new();
     let doomed = place.cell().await;
-    let other = place.cell().await;
+    let other = place.cell_elsewhere().await;
     let (running, _pipe) = start(&doomed, &bash("setsid sleep 86431 & sleep 86431")).await;
     until("both sleep", || processes("sleep 86431").len() >= 2).await;
 
@@ -247,4 +247,40 @@ async fn the_end_of_the_zygote_is_noticed() {
     kill_process(zygote, Signal::KILL).unwrap();
 
     within(place.zygote.ended()).await;
+}
+
+#[tokio::test]
+async fn the_memory_limit_ends_the_hog_and_not_the_sandbox() {
+    let place = Place::new();
+    let table = policies::SandboxTable { memory_bytes: 64 << 20, ..Default::default() };
+    let cell = place.zygote.make_cell(&place.plan_of(&table)).await.unwrap();
+
+    let hog =
+        run(&cell, "head -c 300M /dev/zero | tail -c 200M >/dev/null; echo ${PIPESTATUS[1]}").await;
+
+    let limits = cell.layers().iter().find(|layer| layer.name == "limits").unwrap();
+    if limits.detail.starts_with("cgroup") {
+        assert!(hog.output.contains("137"), "{hog:?}");
+        assert!(cell.oom_kills() > 0);
+    } else {
+        assert!(hog.output.ends_with('1'), "{hog:?}");
+        assert_eq!(cell.oom_kills(), 0);
+    }
+    assert_eq!(run(&cell, "echo alive").await.output, "alive");
+}
+
+#[tokio::test]
+async fn the_process_limit_holds_for_the_sandbox_as_a_whole() {
+    let place = Place::new();
+    let table = policies::SandboxTable { processes: 24, ..Default::default() };
+    let cell = place.zygote.make_cell(&place.plan_of(&table)).await.unwrap();
+
+    let many = "for i in $(seq 60); do sleep 86461 & done 2>/dev/null; wait -n; true";
+    let (_running, pipe) = start(&cell, &bash(many)).await;
+    drop(pipe);
+    until("they sleep", || processes("sleep 86461").len() > 10).await;
+
+    assert!(processes("sleep 86461").len() < 24 + 16);
+    let next = cell.spawn(&bash("sleep 0.1; true"), &[]).await;
+    assert!(next.is_ok() || next.is_err_and(|error| error.to_string().contains("fork")));
 }

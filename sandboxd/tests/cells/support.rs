@@ -16,6 +16,7 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 pub struct Place {
     pub zygote: Zygote,
     pub workspace: tempfile::TempDir,
+    elsewhere: tempfile::TempDir,
 }
 
 /// What a script printed, both streams in one, and how it ended.
@@ -30,7 +31,8 @@ impl Place {
         let program = Path::new(env!("CARGO_BIN_EXE_sandboxd"));
         let identities = Identities::detect(200_000, 1000);
         let zygote = Zygote::start_program(program, &[], identities).unwrap();
-        Self { zygote, workspace: tempfile::tempdir().unwrap() }
+        let [workspace, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        Self { zygote, workspace, elsewhere }
     }
 
     pub fn plan(&self) -> SandboxPlan {
@@ -49,6 +51,14 @@ impl Place {
 
     pub async fn cell(&self) -> Cell {
         self.zygote.make_cell(&self.plan()).await.unwrap()
+    }
+
+    /// A cell with another workspace: where owners cannot be mapped, a workspace is one cell's at a
+    /// time.
+    pub async fn cell_elsewhere(&self) -> Cell {
+        let mut plan = self.plan();
+        plan.mounts[0].source = self.elsewhere.path().to_owned();
+        self.zygote.make_cell(&plan).await.unwrap()
     }
 }
 
