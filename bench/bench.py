@@ -99,7 +99,7 @@ def proxy(place, port):
     folder = place.root / "bench-workspace"
     folder.mkdir(mode=0o755)
     shutil.copy(LOADGEN, folder / "loadgen")
-    inside = [COMMAND, "exec", *place.places(), "--environment", "bench", "--workspace", str(folder), "--"]
+    inside = [COMMAND, "exec", "--runtime-dir", str(place.root / "run"), "--environment", "bench", "--workspace", str(folder), "--"]
     for connections in (1, 16):
         direct, through = [], []
         for _ in range(3):

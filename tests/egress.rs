@@ -68,7 +68,8 @@ async fn the_clients_own_authorization_is_replaced_never_added_to() {
 
     let (status, out, err) = shell(
         &installation,
-        "curl -sS -H 'Authorization: Bearer mine' -H 'aUTHORIZATION: other' https://api.example/hello",
+        "curl -sS -H 'Authorization: Bearer mine' -H 'aUTHORIZATION: other' \
+         https://api.example/hello",
     );
 
     assert_eq!((status, out.as_str()), (Some(0), "hello"), "{err}");
@@ -92,15 +93,19 @@ async fn a_denied_method_and_path_are_answered_with_the_rule_and_reach_nobody() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_no_rule_names_has_no_address_and_the_refusal_is_at_once() {
-    let (installation, _upstream) = started().await;
+async fn a_host_that_no_rule_names_is_refused_at_once_with_a_reason_the_client_can_read() {
+    let (installation, upstream) = started().await;
 
-    let (status, out, err) =
-        shell(&installation, "curl -sS --max-time 20 https://evil.example/?x=1; echo $?");
+    let script = "curl -sS --max-time 20 -w ' %{http_code}' https://evil.example/?x=1; \
+        curl -sS --max-time 20 telnet://evil.example:5432; echo $?";
+    let (status, out, err) = shell(&installation, script);
 
     assert_eq!(status, Some(0));
-    // 6: could not resolve. 22 or 56 would be an answer or a reset; 28 would be a time-out.
-    assert_eq!(out.trim(), "6", "{err}");
+    assert!(out.contains("does not list evil.example") && out.contains(" 403"), "{out} {err}");
+    // 28 would be a time-out, 0 a connection that somebody took.
+    let code = out.lines().last().unwrap();
+    assert!(!["28", "0"].contains(&code), "{out} {err}");
+    assert!(upstream.seen().is_empty());
     let audit = installation.audit().await;
     let denied = audit.iter().any(|r| {
         r.kind == ipc::vault::AuditKind::Denied && r.host.as_deref() == Some("evil.example")
@@ -122,8 +127,9 @@ async fn an_address_literal_is_refused_in_every_spelling() {
         "[fd00:ec2::254]",
     ] {
         let script = format!("curl -sSk --max-time 20 https://{literal}:{port}/hello; echo $?");
-        let (_, out, err) = shell(&installation, &script);
+        let (status, out, err) = shell(&installation, &script);
 
+        assert_eq!(status, Some(0), "{err}");
         let code = out.lines().last().unwrap_or_default().to_owned();
         assert!(!out.contains("hello") && code != "28", "{literal}: {out} {err}");
     }
@@ -148,7 +154,8 @@ async fn a_host_without_request_rules_is_tunnelled_with_its_own_certificate() {
 
     let (status, out, _) = shell(
         &installation,
-        "openssl s_client -connect open.example:443 -servername open.example </dev/null 2>/dev/null \
+        "openssl s_client -connect open.example:443 -servername open.example </dev/null \
+         2>/dev/null \
          | openssl x509 -noout -issuer",
     );
 
@@ -215,7 +222,8 @@ async fn localhost_inside_stays_inside() {
 
     let script = format!(
         "python3 -m http.server 8099 --bind 127.0.0.1 >/dev/null 2>&1 & \
-         for i in $(seq 200); do curl -s -o /dev/null http://127.0.0.1:8099/ && break; sleep 0.05; done; \
+         for i in $(seq 200); do \
+         curl -s -o /dev/null http://127.0.0.1:8099/ && break; sleep 0.05; done; \
          curl -s -o /dev/null -w '%{{http_code}}' http://localhost:8099/; \
          curl -sk --max-time 5 https://127.0.0.1:{port}/hello; echo \" $?\""
     );

@@ -49,7 +49,8 @@ fn has_no_capability_and_can_gain_none() {
 fn cannot_make_namespaces_mounts_or_devices() {
     let installation = started();
 
-    let script = "unshare -U true; echo $?; unshare -n true; echo $?; mount -t tmpfs t /tmp; echo $?; \
+    let script = "unshare -U true; echo $?; unshare -n true; echo $?; \
+        mount -t tmpfs t /tmp; echo $?; \
         mknod /tmp/null c 1 3; echo $?; chroot / true; echo $?; hostname x; echo $?";
     let out = claims(&installation, &format!("{{ {script}; }} 2>/dev/null"));
 
@@ -123,7 +124,8 @@ fn writes_only_to_its_workspace_and_its_temporary_folders() {
 fn the_file_descriptor_of_the_workspace_leads_nowhere_else() {
     let installation = started();
 
-    let script = "cd /workspace && cat ../../../../../../etc/shadow 2>&1; ls /proc/1/root/ 2>&1 | head -3; \
+    let script = "cd /workspace && cat ../../../../../../etc/shadow 2>&1; \
+        ls /proc/1/root/ 2>&1 | head -3; \
         ls /proc/self/root/root 2>&1; true";
     let out = claims(&installation, script);
 

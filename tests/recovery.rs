@@ -23,6 +23,9 @@ inject = { bearer = true }
 hosts = ["api.example"]
 "#;
 
+/// Tells that it began, and waits for the test.
+const UNTIL_GO: &str = "touch ready; until [ -e go ]; do sleep 0.02; done";
+
 /// Adds one line to a file of this call's own: a second line would be a second execution.
 fn count(call: u32, rest: &str) -> Value {
     let command = format!("echo ran >> count-{call}; {rest}");
@@ -130,7 +133,7 @@ async fn a_client_that_connects_while_proxyd_is_down_is_served_when_it_is_back()
     // The first call makes the sandbox; the second one's request meets no proxyd.
     let waiting = "touch asked; curl -sS --max-time 50 https://api.example/hello";
     let (mut installation, _upstream) = started(json!([
-        { "text": "Warm up.", "tools": count(1, "touch ready; until [ -e go ]; do sleep 0.02; done") },
+        { "text": "Warm up.", "tools": count(1, UNTIL_GO) },
         { "text": "Ask.", "tools": count(2, waiting) },
         { "text": "Done." },
     ]))

@@ -92,7 +92,8 @@ async fn an_agent_that_hunts_for_the_token_finds_a_placeholder_or_a_mask() {
 async fn the_echo_is_masked_at_equal_length_also_when_it_is_compressed_or_ranged() {
     let (installation, forms, upstream) = started(json!([])).await;
 
-    let script = "curl -sS https://api.example/echo; curl -sS --compressed https://api.example/echo; \
+    let script = "curl -sS https://api.example/echo; \
+        curl -sS --compressed https://api.example/echo; \
         curl -sS --http1.1 https://api.example/echo; \
         curl -sS -D - -o /dev/null https://api.example/hello";
     let (status, out, err) = tokio::task::block_in_place(|| installation.shell("dev", script));

@@ -177,7 +177,7 @@ class Place:
         if verb in ("secret", "session", "policy"):
             verbs, rest = [verb, rest[0]], rest[1:]
         return subprocess.run(
-            [COMMAND, *verbs, *self.places(), *rest], input=stdin, capture_output=True,
+            [COMMAND, *verbs, "--runtime-dir", str(self.root / "run"), *rest], input=stdin, capture_output=True,
             timeout=timeout)
 
     def store_secret(self, name, value):

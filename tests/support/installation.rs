@@ -110,9 +110,15 @@ impl Installation {
         write_private(&layout.config.join("proxyd.toml"), &proxyd);
         write_private(&layout.config.join("sandboxd.toml"), "");
         let script = layout.config.join("script.json");
-        write_private(&script, &setup.script.to_string());
+        let turns = if setup.script.is_null() {
+            r#"{ "turns": [] }"#.to_owned()
+        } else {
+            setup.script.to_string()
+        };
+        write_private(&script, &turns);
         let harnessd = format!(
-            "default-environment = \"dev\"\n[models.\"*\"]\nprovider = \"scripted\"\nscript = \"{}\"\n",
+            "default-environment = \"dev\"\n\
+             [models.\"*\"]\nprovider = \"scripted\"\nscript = \"{}\"\n",
             script.display()
         );
         write_private(&layout.config.join("harnessd.toml"), &harnessd);
@@ -192,16 +198,7 @@ impl Installation {
     /// A `cleanhands` command against this installation; `verbs` as one would type them.
     pub fn command(&self, verbs: &[&str]) -> Command {
         let mut command = Command::new(program());
-        command
-            .args(verbs)
-            .arg("--runtime-dir")
-            .arg(&self.layout.runtime)
-            .arg("--state-dir")
-            .arg(&self.layout.state)
-            .arg("--policies")
-            .arg(&self.layout.policies)
-            .arg("--config-dir")
-            .arg(&self.layout.config);
+        command.args(verbs).arg("--runtime-dir").arg(&self.layout.runtime);
         command
     }
 
