@@ -9,5 +9,6 @@ mod cells {
     pub mod confinement;
     pub mod egress;
     pub mod life;
+    pub mod refusal;
     pub mod support;
 }

@@ -371,3 +371,18 @@ fn open_to_all(path: &std::path::Path) {
         std::fs::read_dir(path).unwrap().for_each(|entry| open_to_all(&entry.unwrap().path()));
     }
 }
+
+#[tokio::test]
+async fn a_command_cannot_signal_or_trace_its_guard() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let reach = run(&cell, "kill -STOP $PPID; cat /proc/$PPID/maps; ls /proc/$PPID/fd").await;
+
+    assert!(reach.output.contains("Permission denied"), "{}", reach.output);
+    // Before Landlock's signal scope a guard can be signalled; then its command counts as lost.
+    if probe::with(&Place::new().zygote).unwrap().landlock_abi >= 6 {
+        assert!(reach.output.contains("Operation not permitted"), "{}", reach.output);
+        assert_eq!(run(&cell, "echo alive").await.output, "alive");
+    }
+}
