@@ -185,6 +185,19 @@ impl Harness {
         self.get(&format!("/cleanhands/v1/sessions/{}/verify", segment(session))).await
     }
 
+    pub async fn add_key(&self, name: &str) -> Result<ipc::session::NewKey, Failure> {
+        self.post("/cleanhands/v1/keys", &json!({ "name": name })).await
+    }
+
+    pub async fn keys(&self) -> Result<ipc::session::KeyList, Failure> {
+        self.get("/cleanhands/v1/keys").await
+    }
+
+    pub async fn remove_key(&self, name: &str) -> Result<(), Failure> {
+        let path = format!("/cleanhands/v1/keys/{}", segment(name));
+        self.call::<Value>(http::Method::DELETE, &path, None).await.map(|_| ())
+    }
+
     /// The live stream from now on, with the running text of messages.
     pub async fn stream(&self, session: &str) -> Result<EventStream, Failure> {
         let deltas = "event_deltas%5B%5D=agent.message";

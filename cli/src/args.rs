@@ -66,6 +66,9 @@ pub enum Command {
     /// Put secrets in the vault, list their names, remove them
     #[command(subcommand)]
     Secret(Secret),
+    /// Make keys for the API's loopback port, list their names, remove them
+    #[command(subcommand)]
+    Key(Key),
     /// Look at sessions and verify their logs
     #[command(subcommand)]
     Session(Session),
@@ -115,7 +118,7 @@ pub struct Up {
     /// [default: $XDG_CONFIG_HOME/cleanhands]
     #[arg(long, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
-    /// Serve the API on this port of 127.0.0.1 too; callers need a key
+    /// Serve the API on this port of 127.0.0.1 too; callers need a key (`cleanhands key add`)
     #[arg(long, value_name = "N")]
     pub port: Option<u16>,
     /// Level of the daemons' logs: error, warn, info, debug
@@ -158,6 +161,16 @@ pub enum Secret {
     /// List names, versions and last use; never values
     List,
     /// Remove a secret and all its versions
+    Remove { name: String },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Key {
+    /// Make a key that stands for you and print it, once
+    Add { name: String },
+    /// List the names of your keys
+    List,
+    /// Remove a key; whoever has it is out at once
     Remove { name: String },
 }
 

@@ -16,6 +16,7 @@ mod demo;
 mod doctor;
 mod exec;
 mod failure;
+mod key;
 mod place;
 mod policy;
 mod run;
@@ -73,6 +74,7 @@ async fn perform(args: Args) -> Result<ExitCode, Failure> {
         Command::Run(options) => run::run(&global, options).await,
         Command::Exec(options) => exec::exec(&global, options).await,
         Command::Secret(what) => secret::secret(&global, what).await,
+        Command::Key(what) => key::key(&global, what).await,
         Command::Session(what) => session::session(&global, what).await,
         Command::Audit(options) => audit::audit(&global, options).await,
         Command::Policy(what) => policy::policy(&global, what),

@@ -175,7 +175,9 @@ fn announce(layout: &Layout, policies: &[&str], port: Option<u16>) {
     say(&format!("ready: sockets in {}", layout.runtime.display()));
     say(&format!("environments: {}", policies.join(", ")));
     if let Some(port) = port {
-        say(&format!("API on http://127.0.0.1:{port}, with a key"));
+        say(&format!(
+            "API on http://127.0.0.1:{port}; `cleanhands key add NAME` makes a key for it"
+        ));
     }
     say("Ctrl-C drains and ends");
 }
