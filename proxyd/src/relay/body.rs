@@ -120,7 +120,8 @@ impl BodyOut<'_> {
     }
 
     /// Ends the body properly, with trailers if there are any. A body that is dropped without
-    /// this is seen by its reader as broken off.
+    /// this is seen by its reader as broken off, after what was sent before: HTTP/2 resets the
+    /// stream then, and HTTP/1.1 misses its last chunk or bytes.
     pub async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), WriteError> {
         match self {
             Self::None => Ok(()),
@@ -143,10 +144,10 @@ impl BodyOut<'_> {
         }
     }
 
-    /// Tells the reader that the body broke off.
+    /// Ends the stream at once, with what is still queued in it: the body is of no use to anybody.
     pub fn abort(&mut self) {
         if let Self::H2(stream) = self {
-            stream.send_reset(h2::Reason::INTERNAL_ERROR);
+            stream.send_reset(h2::Reason::CANCEL);
         }
     }
 }

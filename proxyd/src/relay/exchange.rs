@@ -269,7 +269,7 @@ async fn pass(
             Err(error) => break Err(ExchangeError::UpstreamBody(error)),
         }
     };
-    let outcome = match outcome {
+    match outcome {
         Ok(()) => finish(&mut out, scrubber, trailers, scrubbing.tally).await,
         Err(error) => {
             if let Some(scrubber) = scrubber {
@@ -277,11 +277,7 @@ async fn pass(
             }
             Err(error)
         }
-    };
-    if outcome.is_err() {
-        out.abort();
     }
-    outcome
 }
 
 async fn send(

@@ -84,7 +84,8 @@ impl Responder<'_> {
     pub fn abort(&mut self) {
         match self {
             Self::H1(reply) => reply.abort(),
-            Self::H2 { respond, .. } => respond.send_reset(h2::Reason::INTERNAL_ERROR),
+            // The stream is reset when its last handle is dropped, after what was sent before.
+            Self::H2 { .. } => {}
         }
     }
 }

@@ -36,14 +36,13 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 pub const POLICY: &str = r#"
 [[egress.allow]]
 hosts = ["api.test"]
-paths = ["/**"]
 methods = ["GET", "HEAD", "POST", "PUT"]
 addresses = ["127.0.0.1/32"]
 credential = "api"
 
 [[egress.allow]]
 hosts = ["open.test"]
-paths = ["/**"]
+methods = ["GET"]
 addresses = ["127.0.0.1/32"]
 
 [[egress.allow]]
