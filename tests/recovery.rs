@@ -23,8 +23,9 @@ inject = { bearer = true }
 hosts = ["api.example"]
 "#;
 
-/// Tells that it began, and waits for the test.
-const UNTIL_GO: &str = "touch ready; until [ -e go ]; do sleep 0.02; done";
+/// Begins, waits for the test, and asks while proxyd is away.
+const ASK_WHEN_TOLD: &str = "touch ready; until [ -e go ]; do sleep 0.02; done; touch asked; \
+    curl -sS --max-time 50 https://api.example/hello";
 
 /// Adds one line to a file of this call's own: a second line would be a second execution.
 fn count(call: u32, rest: &str) -> Value {
@@ -130,29 +131,25 @@ async fn proxyd_killed_at_every_event_of_a_three_tool_session() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_connects_while_proxyd_is_down_is_served_when_it_is_back() {
-    // The first call makes the sandbox; the second one's request meets no proxyd.
-    let waiting = "touch asked; curl -sS --max-time 50 https://api.example/hello";
     let (mut installation, _upstream) = started(json!([
-        { "text": "Warm up.", "tools": count(1, UNTIL_GO) },
-        { "text": "Ask.", "tools": count(2, waiting) },
+        { "text": "Ask.", "tools": count(1, ASK_WHEN_TOLD) },
         { "text": "Done." },
     ]))
     .await;
     let api = Api::new(&installation.layout.harnessd());
     let session = api.session("dev").await;
     let workspace = installation.layout.state.join("sandboxd/workspaces").join(&session);
+    let there = |name: &str| workspace.join(name).exists().then_some(());
     api.say(&session, "go").await;
-    wait::until_async("the sandbox", || async { workspace.join("ready").exists().then_some(()) })
-        .await;
+    wait::until_async("the sandbox", || async { there("ready") }).await;
 
     tokio::task::block_in_place(|| installation.kill("proxyd"));
     std::fs::write(workspace.join("go"), "").unwrap();
-    // harnessd holds the first result back until proxyd can scrub it, so the second call begins
-    // only with proxyd's return; its client connects while the lease is being opened again.
+    wait::until_async("the client", || async { there("asked") }).await;
     tokio::task::block_in_place(|| installation.start_daemon("proxyd"));
     let events = api.until_idle(&session).await;
 
-    assert_eq!(tool_results(&events)[1].trim(), "hello", "{events:#?}");
+    assert_eq!(tool_results(&events)[0].trim(), "hello", "{events:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
