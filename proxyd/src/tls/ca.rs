@@ -213,6 +213,31 @@ mod tests {
     }
 
     #[test]
+    fn leaves_verify_by_clocks_that_are_off_and_not_after_their_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = authority(NOW);
+        let (ca, leaf) = (dir.path().join("ca.pem"), dir.path().join("leaf.pem"));
+        std::fs::write(&ca, authority.pem()).unwrap();
+        let host = Host::parse("api.example").unwrap();
+        std::fs::write(&leaf, pem(authority.issue(&host, &leaf_key(), 3600, NOW).unwrap()))
+            .unwrap();
+        for (time, verifies) in [
+            (NOW - 2 * DAY_SECONDS, false),
+            (NOW - 59 * 60, true),
+            (NOW - 5 * 60, true),
+            (NOW + 5 * 60, true),
+            (NOW + 3601, false),
+        ] {
+            let out = Command::new("openssl")
+                .args(["verify", "-x509_strict", "-attime", &time.to_string(), "-CAfile"])
+                .args([&ca, &leaf])
+                .output()
+                .unwrap();
+            assert_eq!(out.status.success(), verifies, "{time}");
+        }
+    }
+
+    #[test]
     fn serials_are_positive_short_and_unique() {
         let serials: HashSet<Vec<u8>> = (0..1000).map(|_| serial().unwrap().to_bytes()).collect();
 

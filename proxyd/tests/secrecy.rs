@@ -1,0 +1,243 @@
+//! Where a value may be while proxyd works, and where it may never come back: every form in which
+//! an upstream can return it, memory after the last exchange, files, and the vault's death.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use ipc::vault::Health;
+use support::*;
+use tokio::io::AsyncWriteExt;
+
+const H1: &[&[u8]] = &[b"http/1.1"];
+const GET: &[u8] = b"GET /echo HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n";
+
+/// An upstream that gives this answer to every request, in pieces of `size` bytes.
+async fn answering(head: &str, body: Vec<u8>, size: usize) -> Upstream {
+    let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n");
+    let answer = [head.into_bytes(), body].concat();
+    Upstream::tls("api.test", H1, move |mut stream| {
+        let answer = answer.clone();
+        async move {
+            support::head(&mut stream).await;
+            for piece in answer.chunks(size) {
+                if stream.write_all(piece).await.is_err() || stream.flush().await.is_err() {
+                    return;
+                }
+            }
+            let _ = stream.shutdown().await;
+        }
+    })
+    .await
+}
+
+async fn ask(upstream: &Upstream) -> (Proxyd, String) {
+    let proxyd = Proxyd::start(POLICY, &[("api.test", upstream)]).await;
+    proxyd.put_secret("api").await;
+    let answer = talk(&mut proxyd.lease().await.h1("api.test").await, GET).await;
+    (proxyd, answer)
+}
+
+/// The forms of the value that the answers below hold, by name.
+fn forms() -> Vec<(&'static str, String)> {
+    let hex = |upper: bool| -> String {
+        let digits = |byte: u8| if upper { format!("{byte:02X}") } else { format!("{byte:02x}") };
+        CANARY.bytes().map(digits).collect()
+    };
+    vec![
+        ("raw", CANARY.to_owned()),
+        ("header", format!("Bearer {CANARY}")),
+        ("base64", STANDARD.encode(CANARY)),
+        ("base64 after one byte", STANDARD.encode(format!("a{CANARY}z"))),
+        ("base64 after two bytes", STANDARD.encode(format!("ab{CANARY}"))),
+        ("base64url", URL_SAFE_NO_PAD.encode(format!("Bearer {CANARY}"))),
+        ("hex", hex(false)),
+        ("HEX", hex(true)),
+        ("percent", CANARY.bytes().map(|byte| format!("%{byte:02X}")).collect()),
+        ("JSON", serde_json::to_string(CANARY).unwrap()),
+    ]
+}
+
+/// A chunked body with its trailers, in one piece.
+fn without_chunks(mut rest: &str) -> String {
+    let mut joined = String::new();
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            return joined + after;
+        }
+        joined += &after[..size];
+        rest = &after[size + 2..];
+    }
+    panic!("the body breaks off: {joined}");
+}
+
+#[tokio::test]
+async fn no_form_of_the_value_comes_back_in_any_part_of_an_answer() {
+    let fields: String = forms()
+        .iter()
+        .enumerate()
+        .map(|(i, (_, form))| format!("X-Form-{i}: {form}\r\n"))
+        .collect();
+    let body: String = forms().iter().map(|(name, form)| format!("{name} {form}\n")).collect();
+    let chunked: String = body
+        .as_bytes()
+        .chunks(7)
+        .map(|piece| format!("{:x}\r\n{}\r\n", piece.len(), String::from_utf8_lossy(piece)))
+        .collect();
+    let head = format!("{fields}Transfer-Encoding: chunked\r\n");
+    let upstream = answering(&head, format!("{chunked}0\r\n{fields}\r\n").into(), 50).await;
+
+    let (proxyd, answer) = ask(&upstream).await;
+
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(answer.contains("X-Form-9") && answer.ends_with("\r\n\r\n"), "{answer}");
+    let (head, rest) = answer.split_once("\r\n\r\n").unwrap();
+    let joined = without_chunks(rest);
+    assert!(joined.contains("base64url ") && joined.contains("X-Form-9: "), "{joined}");
+    for (name, form) in forms() {
+        // The characters at both ends of base64 are not the value's alone.
+        let core = &form[4..form.len() - 4];
+        assert!(!head.contains(core) && !joined.contains(core), "{name} came back: {answer}");
+    }
+    let record = proxyd.record(|record| record.scrubbed.is_some()).await;
+    assert_eq!(record.scrubbed, Some(3 * forms().len() as u64));
+}
+
+#[tokio::test]
+async fn a_compressed_answer_with_the_value_breaks_off_before_it() {
+    let text = format!("{}{CANARY} and more", "filler ".repeat(300));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(text.as_bytes()).unwrap();
+    let mut br = Vec::new();
+    brotli::CompressorWriter::new(&mut br, 4096, 5, 20).write_all(text.as_bytes()).unwrap();
+    let zstd = zstd::encode_all(text.as_bytes(), 3).unwrap();
+    for (coding, body) in [("gzip", gzip.finish().unwrap()), ("br", br), ("zstd", zstd)] {
+        let head = format!("Content-Encoding: {coding}\r\nContent-Length: {}\r\n", body.len());
+        let length = body.len();
+        let upstream = answering(&head, body, 40).await;
+
+        let (proxyd, answer) = ask(&upstream).await;
+
+        assert!(!answer.contains(CANARY), "{coding}");
+        let got = answer.split_once("\r\n\r\n").map_or(0, |(_, body)| body.len());
+        // Lossy text is never shorter than what it stands for.
+        assert!(
+            got < length || !answer.starts_with("HTTP/1.1 200 "),
+            "{coding}: {got} of {length}"
+        );
+        proxyd.record(|record| record.reason.as_deref().is_some_and(|r| r.contains(coding))).await;
+    }
+}
+
+/// Whether a process's writable memory holds the text; none when it may not be read.
+fn memory_holds(pid: u32, wanted: &[u8]) -> Option<bool> {
+    let process = Path::new("/proc").join(pid.to_string());
+    let memory = std::fs::File::open(process.join("mem")).ok()?;
+    let maps = std::fs::read_to_string(process.join("maps")).ok()?;
+    let mut found = false;
+    for line in maps.lines().filter(|line| line.split(' ').nth(1) == Some("rw-p")) {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let from = u64::from_str_radix(from, 16).unwrap();
+        let to = u64::from_str_radix(to, 16).unwrap();
+        let mut bytes = vec![0; usize::try_from(to - from).unwrap()];
+        if memory.read_exact_at(&mut bytes, from).is_ok() {
+            let mut rest = &bytes[..];
+            while let Some(at) = rest.iter().position(|byte| *byte == wanted[0]) {
+                rest = &rest[at..];
+                found |= rest.starts_with(wanted);
+                rest = &rest[1..];
+            }
+        }
+    }
+    Some(found)
+}
+
+async fn health(proxyd: &Proxyd) -> Health {
+    proxyd.control().get("/v1/health").await.unwrap()
+}
+
+#[tokio::test]
+async fn once_exchanges_are_over_no_process_holds_the_value() {
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
+    proxyd.put_secret("api").await;
+    let lease = proxyd.lease().await;
+    for _ in 0..20 {
+        let answer = talk(&mut lease.h1("api.test").await, GET).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains(CANARY), "{answer}");
+    }
+    lease.close().await;
+    let health = health(&proxyd).await;
+
+    if !rustix::process::geteuid().is_root() {
+        for pid in [health.pid, health.vault_pid] {
+            assert_eq!(memory_holds(pid, CANARY.as_bytes()), None, "memory can be read");
+        }
+        return;
+    }
+    // The search itself works: a name is found.
+    assert_eq!(memory_holds(health.pid, b"api.test"), Some(true));
+    assert_eq!(memory_holds(health.vault_pid, CANARY.as_bytes()), Some(false));
+    let end = Instant::now() + Duration::from_secs(30);
+    while memory_holds(health.pid, CANARY.as_bytes()) != Some(false) {
+        assert!(Instant::now() < end, "the traffic process still holds the value");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test]
+async fn no_file_that_proxyd_writes_holds_the_value() {
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let (proxyd, answer) = ask(&upstream).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    proxyd.record(|record| record.status == Some(200)).await;
+
+    let mut directories = vec![proxyd.dir.path().to_owned()];
+    let mut files = 0;
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let (path, kind) = entry.map(|e| (e.path(), e.file_type().unwrap())).unwrap();
+            if kind.is_dir() {
+                directories.push(path);
+            } else if kind.is_file() {
+                files += 1;
+                let bytes = std::fs::read(&path).unwrap();
+                let holds = bytes.windows(CANARY.len()).any(|w| w == CANARY.as_bytes());
+                assert!(!holds, "{} holds the value", path.display());
+            }
+        }
+    }
+    assert!(files > 5, "only {files} files were searched");
+}
+
+#[tokio::test]
+async fn proxyd_ends_when_its_vault_dies_and_nothing_leaves_meanwhile() {
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
+    proxyd.put_secret("api").await;
+    let lease = proxyd.lease().await;
+    let mut stream = lease.h1("api.test").await;
+    let health = health(&proxyd).await;
+
+    let vault = rustix::process::Pid::from_raw(health.vault_pid.cast_signed()).unwrap();
+    rustix::process::kill_process(vault, rustix::process::Signal::KILL).unwrap();
+    let answer = talk(&mut stream, GET).await;
+
+    assert!(!answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(upstream.connections(), 0);
+    until("proxyd has ended", || async {
+        // Not waited for yet, it stays as a zombie.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", health.pid));
+        stat.map_or(true, |stat| stat.rsplit_once(") ").is_some_and(|(_, s)| s.starts_with('Z')))
+    })
+    .await;
+    assert!(proxyd.log().contains("vault"), "{}", proxyd.log());
+}
