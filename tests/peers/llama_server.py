@@ -1,7 +1,7 @@
-"""Serves one model with llama.cpp's HTTP server: llama_server.py WEIGHTS TEMPLATE KEY_FILE CERT KEY PORT.
+"""Serves one model with llama.cpp's HTTP server: llama_server.py WEIGHTS TEMPLATE KEY_FILE PORT.
 
 The API key is read from KEY_FILE, which is removed at once: from then on this process and the
-client's vault are the only places that have it.
+client's vault are the only places that have it. The wheel has no TLS: the suite puts nginx before it.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 
 import xllamacpp
 
-weights, template, key_file, certificate, private_key, port = sys.argv[1:]
+weights, template, key_file, port = sys.argv[1:]
 params = xllamacpp.CommonParams()
 params.model.path = weights
 params.model_alias = {"smollm2-135m"}
@@ -25,8 +25,6 @@ params.use_jinja = True
 params.chat_template = pathlib.Path(template).read_text()
 params.api_keys = [pathlib.Path(key_file).read_text()]
 pathlib.Path(key_file).unlink()
-params.ssl_file_cert = certificate
-params.ssl_file_key = private_key
 server = xllamacpp.Server(params)
 print("serving", flush=True)
 signal.sigwait([signal.SIGTERM, signal.SIGINT])

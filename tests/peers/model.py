@@ -61,14 +61,13 @@ def example(word):
 with Place() as place:
     claims = Claims()
     port = free_port()
-    certificate, private_key = place.certificate(HOST)
     key_file = place.root / "llama-key"
     key_file.write_text(KEY)
     server = pathlib.Path(__file__).parent / "llama_server.py"
-    place.start("llama", [sys.executable, str(server), str(weights()), str(TEMPLATE), str(key_file),
-                          str(certificate), str(private_key), str(port)])
+    place.start("llama", [sys.executable, str(server), str(weights()), str(TEMPLATE), str(key_file), str(port)])
     wait_for("the model server", 120, lambda: port_answers(port) and not key_file.exists())
-    place.cleanhands({"dev": DEV, "harness": HARNESS}, {HOST: port}, f"""
+    tls = place.nginx(HOST, f"location / {{ proxy_pass http://127.0.0.1:{port}; proxy_buffering off; }}")
+    place.cleanhands({"dev": DEV, "harness": HARNESS}, {HOST: tls}, f"""
         default-environment = "dev"
         [models."*"]
         provider = "messages"
