@@ -1,6 +1,8 @@
 //! What goes out and what comes back: injection, denials, and the name checks, over real sockets
 //! and real TLS.
 
+#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
+
 mod support;
 
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! What the relay does to HTTP: nothing but what it must, in any combination of protocols.
 
+#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
+
 mod support;
 
 use std::future::Future;

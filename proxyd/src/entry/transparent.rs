@@ -210,9 +210,10 @@ async fn inspect(target: &Target, mut incoming: Incoming) {
         }
         first => {
             let said = if first.is_some() { "something else" } else { "nothing" };
+            let authority = target.host.authority(target.port);
             let reason = format!(
-                "the rules for {} read requests, and the client spoke {said} instead of HTTP or TLS",
-                target.host.authority(target.port)
+                "the rules for {authority} read requests, and the client spoke {said} \
+                 instead of HTTP or TLS"
             );
             target.record(&RequestId::random(), &Refusal::denied(403, "not_http", reason)).await;
             incoming.reset();

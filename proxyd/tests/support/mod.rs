@@ -2,6 +2,7 @@
 //! over the egress socket. Nothing sleeps: everything waits for a condition with a deadline.
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
+#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
 use std::future::Future;
 use std::net::SocketAddr;
