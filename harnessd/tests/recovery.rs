@@ -178,3 +178,39 @@ async fn a_stop_in_mid_call_exits_cleanly_and_leaves_the_session_to_the_next() {
     assert_eq!(rig.sandboxd.runs()["hold"], 1);
     assert_eq!(results(&events)[0].1, CallOutcome::Finished);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_said_and_loses_nothing_that_was_acknowledged() {
+    let rig = Rig::new(json!([turn("Hello.", &[])]));
+    let mut daemon = rig.daemon_on_a_full_disk(800).await;
+    let session = session(&daemon.client).await;
+    let path = format!("/v1/sessions/{session}/events");
+    let text = "x".repeat(20_000);
+    let content = json!([{ "type": "text", "text": text }]);
+    let body = json!({ "events": [{ "type": "user.message", "content": content }] }).to_string();
+
+    let mut accepted = 0;
+    let refused = loop {
+        let (method, kind) = (axum::http::Method::POST, Some("application/json"));
+        let response = daemon.client.send(method, &path, kind, body.clone().into()).await.unwrap();
+        if !response.status().is_success() {
+            break response.status();
+        }
+        accepted += 1;
+        assert!(accepted < 1000, "the disk never filled");
+    };
+    daemon.kill();
+    let _second = rig.daemon().await;
+    let log = rig.log();
+    let events = until("the session to go on", || async {
+        let unsettled = log.chain(&session).await.unwrap().unsettled;
+        let events = log.all(&session).await.unwrap();
+        (!unsettled).then_some(events)
+    })
+    .await;
+
+    assert_eq!(refused, 503);
+    let stored = kinds(&events).iter().filter(|k| *k == "user_message").count();
+    assert!(accepted > 0 && stored >= accepted, "{accepted} were acknowledged, {stored} are there");
+    assert_eq!(log.verify(&session).await.unwrap().problems, Vec::<String>::new());
+}

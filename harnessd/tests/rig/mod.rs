@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 /// Longest wait for anything. Generous: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+const HARNESSD: &str = env!("CARGO_BIN_EXE_harnessd");
+
 /// Waits until `ready` gives something.
 pub async fn until<T, F: Future<Output = Option<T>>>(
     what: &str,
@@ -99,7 +101,16 @@ impl Rig {
     }
 
     pub async fn daemon(&self) -> Daemon {
-        self.daemon_at(&self.layout.runtime).await
+        self.start(Command::new(HARNESSD), &self.layout.runtime).await
+    }
+
+    /// A daemon whose files cannot grow beyond `blocks` of 512 (or 1024) bytes: to it, the disk
+    /// is full. What it inherits as ignored stays so, so the signal becomes an error.
+    pub async fn daemon_on_a_full_disk(&self, blocks: u32) -> Daemon {
+        let mut command = Command::new("sh");
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        command.arg("-c").arg(script).arg(HARNESSD);
+        self.start(command, &self.layout.runtime).await
     }
 
     /// A second daemon on the same state; its runtime directory leads to the same peers.
@@ -111,16 +122,16 @@ impl Rig {
             let target = self.layout.runtime.join(socket);
             std::os::unix::fs::symlink(target, runtime.join(socket)).unwrap();
         }
-        self.daemon_at(&runtime).await
+        self.start(Command::new(HARNESSD), &runtime).await
     }
 
-    async fn daemon_at(&self, runtime: &Path) -> Daemon {
+    async fn start(&self, mut command: Command, runtime: &Path) -> Daemon {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
             .open(self.dir.path().join("harnessd.log"))
             .unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_harnessd"))
+        let child = command
             .arg("--config")
             .arg(&self.config)
             .arg("--runtime-dir")
