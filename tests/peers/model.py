@@ -82,8 +82,8 @@ with Place() as place:
     done = place.command("run", "--environment", "dev", "--model", "smollm2-135m", task, timeout=300)
     shown = (done.stdout + done.stderr).decode(errors="replace") + place.log("up")[-4000:]
     claims.holds("`cleanhands run` completes a task with a real model", done.returncode == 0, shown)
-    sessions = json.loads(place.command("session", "list", "--json").stdout)
-    session = (sessions["data"] if isinstance(sessions, dict) else sessions)[0]["id"]
+    first = place.command("session", "list", "--json").stdout.splitlines()[0]
+    session = json.loads(first)["id"]
     events = place.command("session", "events", "--json", session).stdout.decode()
     claims.holds("the model called a tool at least once", "agent.tool_use" in events, events)
     claims.holds("the tool's result is in the session", "agent.tool_result" in events, events)
