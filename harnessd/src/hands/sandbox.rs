@@ -181,14 +181,11 @@ fn ended(receipt: Receipt) -> Ended {
 }
 
 fn block(content: Content) -> Value {
-    let source = |media_type: String, data: String| json!({ "type": "base64", "media_type": media_type, "data": data });
-    match content {
-        Content::Text { text } => text_block(text),
-        Content::Image { media_type, data } => {
-            json!({ "type": "image", "source": source(media_type, data) })
-        }
-        Content::Document { media_type, data } => {
-            json!({ "type": "document", "source": source(media_type, data) })
-        }
-    }
+    let (kind, media_type, data) = match content {
+        Content::Text { text } => return text_block(text),
+        Content::Image { media_type, data } => ("image", media_type, data),
+        Content::Document { media_type, data } => ("document", media_type, data),
+    };
+    let source = json!({ "type": "base64", "media_type": media_type, "data": data });
+    json!({ "type": kind, "source": source })
 }

@@ -61,7 +61,8 @@ fn a_whole_stream_gives_the_whole_answer() {
         [
             json!({"type": "thinking", "thinking": "hm", "signature": "sig"}),
             json!({"type": "text", "text": "Hello"}),
-            json!({"type": "tool_use", "id": "toolu_1", "name": "bash", "input": {"command": "ls"}}),
+            json!({"type": "tool_use", "id": "toolu_1", "name": "bash",
+                   "input": {"command": "ls"}}),
         ]
     );
     assert_eq!(answer.stop_reason.as_deref(), Some("tool_use"));

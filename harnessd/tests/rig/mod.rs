@@ -91,8 +91,8 @@ impl Rig {
         write(&script, &json!({ "turns": turns }).to_string());
         let config = dir.path().join("harnessd.toml");
         let text = format!(
-            "default-environment = \"dev\"\n[models.\"*\"]\nprovider = \"scripted\"\nscript = {:?}\n",
-            script
+            "default-environment = \"dev\"\n[models.\"*\"]\nprovider = \"scripted\"\n\
+             script = {script:?}\n"
         );
         write(&config, &text);
         let sandboxd = peers::Sandboxd::start(&layout.sandboxd());
