@@ -18,6 +18,7 @@ use ipc::lease::{GRACE_SECONDS, Holder, Open};
 use ipc::vault::LeaseInfo as LeaseView;
 use policies::Policy;
 use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::Line;
@@ -29,6 +30,9 @@ use names::Names;
 const LEASES_MAX: usize = 16 * 1024;
 /// Refused lookups of one lease that the audit shows.
 const REFUSALS_SHOWN: u32 = 256;
+/// Connections of one lease at once; more wait in its listener's backlog, so that one sandbox
+/// cannot use up the descriptors of all.
+const CONNECTIONS_MAX: usize = 1024;
 /// Calls that one lease may have running at once, as its holder says.
 const CALLS_MAX: usize = 64;
 
@@ -42,6 +46,8 @@ pub struct Lease {
     pub session: Option<SessionId>,
     pub names: Names,
     pub flows: Flows,
+    /// Room for connections.
+    pub room: Arc<Semaphore>,
     /// Cancelled when the lease ends: everything under it ends then.
     pub end: CancellationToken,
     calls: Mutex<Vec<CallId>>,
@@ -61,6 +67,7 @@ impl Lease {
             session: open.session,
             names,
             flows: Flows::default(),
+            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             end,
             calls: Mutex::new(Vec::new()),
             refusals: AtomicU32::new(0),

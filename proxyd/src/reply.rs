@@ -177,6 +177,10 @@ fn print(
     headers.append("content-type", Bytes::from_static(kind.as_bytes()));
     headers.append("content-length", body.len().to_string().into());
     headers.append("cache-control", Bytes::from_static(b"no-store"));
+    if refusal.status == 407 {
+        // Some clients send their credentials only after being asked (RFC 9110 section 15.5.8).
+        headers.append("proxy-authenticate", Bytes::from_static(b"Basic realm=\"cleanhands\""));
+    }
     (ResponseHead { status, reason: Bytes::new(), headers }, body.into())
 }
 

@@ -109,6 +109,7 @@ pub struct Prepared {
 /// Everything that needs more than this process will be allowed to do, then the confinement.
 pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> {
     process::hide_memory()?;
+    process::raise_descriptors();
     let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
     let upstreams = Upstreams::new(config.upstreams.clone())?;
     let key = key_source(&config)?;

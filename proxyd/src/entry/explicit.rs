@@ -13,6 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ipc::id::RequestId;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::authority;
@@ -28,9 +29,14 @@ use crate::relay::stream::Stream;
 use crate::reply::{self, Form, Refusal};
 use crate::request::Scene;
 
+/// Connections at once; more wait in the backlog.
+const CONNECTIONS_MAX: usize = 4096;
+
 /// Accepts clients until `stop`.
 pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: CancellationToken) {
-    loop {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // The semaphore is never closed, so waiting for room cannot fail.
+    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
@@ -39,7 +45,10 @@ pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: Cancellati
             Ok((stream, _)) => {
                 let serving = connection(Arc::clone(&daemon), stream);
                 let ending = daemon.ending.clone();
-                daemon.tasks.spawn(ending.run_until_cancelled_owned(serving));
+                daemon.tasks.spawn(async move {
+                    ending.run_until_cancelled(serving).await;
+                    drop(permit);
+                });
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept on the egress socket");

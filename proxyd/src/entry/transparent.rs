@@ -41,12 +41,16 @@ pub fn listener(socket: OwnedFd) -> std::io::Result<TcpListener> {
 
 /// Accepts connections until the lease ends.
 pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener) {
-    loop {
+    // The semaphore is never closed, so waiting for room cannot fail.
+    while let Ok(room) = Arc::clone(&lease.room).acquire_owned().await {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let end = lease.end.clone();
                 let connection = connection(Arc::clone(&daemon), Arc::clone(&lease), stream);
-                daemon.tasks.spawn(end.run_until_cancelled_owned(connection));
+                daemon.tasks.spawn(async move {
+                    end.run_until_cancelled(connection).await;
+                    drop(room);
+                });
             }
             Err(error) => {
                 // Out of descriptors or memory: the next try may find some.

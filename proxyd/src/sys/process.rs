@@ -31,6 +31,14 @@ pub fn hide_memory() -> Result<(), ConfineError> {
     rustix::process::setrlimit(rustix::process::Resource::Core, none).map_err(ConfineError::Core)
 }
 
+/// Raises the number of descriptors to what the process may have: a thousand sandboxes hold two
+/// sockets each before their first connection. Fewer only means that later accepts wait.
+pub fn raise_descriptors() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+}
+
 /// Confines the calling thread, and all threads it starts later, to these files. `read` and
 /// `write` are directories or files; those that do not exist are left out.
 pub fn confine_files(read: &[PathBuf], write: &[PathBuf]) -> Result<(), ConfineError> {
