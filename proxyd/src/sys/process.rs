@@ -82,3 +82,34 @@ fn open(path: &Path) -> Result<Option<PathFd>, ConfineError> {
         .map(Some)
         .map_err(|error| ConfineError::Path { path: path.to_owned(), reason: error.to_string() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confined_thread_reaches_only_the_files_it_was_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let [read, write, foreign] = ["read", "write", "foreign"].map(|name| dir.path().join(name));
+        for path in [&read, &write, &foreign] {
+            std::fs::create_dir(path).unwrap();
+            std::fs::write(path.join("file"), "x").unwrap();
+        }
+
+        // Landlock holds for the thread, so the other tests stay free.
+        let outcome = std::thread::spawn(move || {
+            confine_files(std::slice::from_ref(&read), std::slice::from_ref(&write)).unwrap();
+            [
+                std::fs::read(read.join("file")).is_ok(),
+                std::fs::write(read.join("file"), "y").is_ok(),
+                std::fs::write(write.join("new"), "y").is_ok(),
+                std::fs::read(foreign.join("file")).is_ok(),
+                std::fs::read_dir(&foreign).is_ok(),
+                std::fs::File::create(foreign.join("new")).is_ok(),
+                std::process::Command::new("/bin/true").status().is_ok(),
+            ]
+        });
+
+        assert_eq!(outcome.join().unwrap(), [true, false, true, false, false, false, false]);
+    }
+}
