@@ -226,9 +226,8 @@ impl Cell {
     /// Puts files into the private root, replacing what is there: absolute paths below `/etc`, or
     /// of existing files anywhere read-only. Commands see them at once and cannot change them.
     pub async fn install(&self, files: &[(String, Vec<u8>)]) -> Result<(), CellError> {
-        let wanted = Installation { files: files.to_vec() };
-        let text = serde_json::to_vec(&wanted).map_err(std::io::Error::from)?;
-        let body = memory::holding(&text)?;
+        let files = files.iter().map(|(path, bytes)| (path.clone(), bytes.as_slice())).collect();
+        let body = memory::holding(&Installation { files }.encode()?)?;
         let channel = self.order(&Order::Install, &[body.as_fd()]).await?;
         match channel.receive().await.map_err(CellError::of_cell)?.0 {
             Report::Installed => Ok(()),

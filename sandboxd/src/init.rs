@@ -298,7 +298,7 @@ fn incomplete() -> std::io::Error {
 fn install(installer: &mut Installer, fds: &[OwnedFd]) -> std::io::Result<()> {
     let file = fds.first().ok_or_else(incomplete)?;
     let bytes = memory::read(file, INSTALLATION_BYTES_MAX)?;
-    let wanted: Installation = serde_json::from_slice(&bytes)?;
+    let wanted = Installation::decode(&bytes)?;
     wanted.files.iter().try_for_each(|(path, bytes)| installer.install(Path::new(path), bytes))
 }
 
