@@ -12,6 +12,7 @@ use ipc::vault::{AuditKind, AuditRecord, ChainReport};
 use serde_json::{Value, json};
 
 use crate::audit;
+use crate::demo::fingerprint::Fingerprints;
 use crate::demo::play::{Play, nowhere};
 use crate::demo::search::Searched;
 use crate::demo::{seal, story};
@@ -41,6 +42,7 @@ pub async fn prove(mut play: Play<'_>) -> Result<Value, Failure> {
     nothing_leaked(&mut play).await?;
     let facts = gather(&mut play).await?;
     the_records_are_whole(&mut play, &facts)?;
+    the_search_finds(&mut play)?;
     play.voice.claim(facts.searched.found.is_empty(), &nowhere(&facts.searched))?;
     table(&play, &facts)
 }
@@ -139,6 +141,21 @@ async fn gather(play: &mut Play<'_>) -> Result<Facts, Failure> {
         audit_chain: proxyd.get("/v1/audit/verify").await?,
         searched,
     })
+}
+
+/// A search that finds nothing proves nothing unless it finds what is there: a marker of the same
+/// shape is put in a file, in hex, and must be found there and nowhere else.
+fn the_search_finds(play: &mut Play<'_>) -> Result<(), Failure> {
+    let marker = seal::draw()?;
+    let path = play.stage.dir().join("marker.txt");
+    let written = std::fs::write(&path, hex::encode(&marker));
+    let mut searched = Searched::default();
+    searched.files_below(&Fingerprints::of(&marker), play.stage.dir());
+    // If it cannot be removed now, it goes with the directory.
+    let _ = std::fs::remove_file(&path);
+    let found = written.is_ok() && searched.found == [path.display().to_string()];
+    play.voice
+        .claim(found, "a marker of the token's shape, put in a file, is found: the search works")
 }
 
 /// proxyd keeps a rendered credential for a few seconds after its last use, then wipes it. Whoever

@@ -39,7 +39,8 @@ pub async fn main(global: &Global) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn draw() -> Result<Zeroizing<Vec<u8>>, Failure> {
+/// A random text of the token's shape.
+pub fn draw() -> Result<Zeroizing<Vec<u8>>, Failure> {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut token = Zeroizing::new(vec![0u8; TOKEN_CHARS]);
     getrandom::fill(&mut token)
