@@ -27,7 +27,7 @@ use crate::demo::fingerprint::Fingerprints;
 use crate::demo::play::Play;
 use crate::demo::stage::Stage;
 use crate::demo::voice::Voice;
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::{CLOSED, Failure, INTERRUPTED};
 use crate::term;
 
 /// The demo takes a quarter of this; longer means that something waits for ever.
@@ -58,7 +58,7 @@ pub async fn demo(global: &Global, options: Demo) -> Result<ExitCode, Failure> {
     let bad = stage.clear().await;
     let proof = match outcome {
         Ok(proof) => proof,
-        Err(failure) if failure.status == INTERRUPTED => return Err(failure),
+        Err(failure) if matches!(failure.status, INTERRUPTED | CLOSED) => return Err(failure),
         Err(failure) => {
             let logs = stage.keep().join("logs");
             let logs = format!("the daemons' logs are kept in {}", logs.display());

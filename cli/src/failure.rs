@@ -18,6 +18,9 @@ pub const NOT_RUN: u8 = 125;
 /// Interrupted by the person at the terminal.
 pub const INTERRUPTED: u8 = 130;
 
+/// Nobody reads standard output any more: 128 and SIGPIPE's number.
+pub const CLOSED: u8 = 141;
+
 /// The end of a subcommand that failed.
 #[derive(Debug)]
 pub struct Failure {
@@ -46,6 +49,9 @@ impl Failure {
 
     /// Writes the failure to standard error and gives the exit status.
     pub fn report(&self, json: bool) -> ExitCode {
+        if self.status == CLOSED {
+            return ExitCode::from(CLOSED);
+        }
         let mut out = std::io::stderr().lock();
         // Nobody reads standard error: the exit status still tells.
         let _ = if json {

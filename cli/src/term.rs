@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
-use crate::failure::Failure;
+use crate::failure::{CLOSED, Failure, RUNTIME};
 
 /// Whether and how to colour standard output.
 #[derive(Clone, Copy, Debug)]
@@ -77,15 +77,14 @@ fn obeyed(c: char) -> bool {
     (c.is_control() && c != '\n' && c != '\t') || ordered
 }
 
-/// Writes to standard output. A reader that went away (`| head`) ends the program quietly, as a
-/// filter is expected to end.
+/// Writes to standard output. A reader that went away (`| head`) ends the command quietly, with
+/// the status that the signal would have given.
 pub fn write_out(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => Err(Failure::new(format!("cannot write to standard output: {error}"))),
-    }
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| {
+        let status = if error.kind() == std::io::ErrorKind::BrokenPipe { CLOSED } else { RUNTIME };
+        Failure::new(format!("cannot write to standard output: {error}")).with_status(status)
+    })
 }
 
 /// Writes one line to standard output.
