@@ -44,13 +44,17 @@ pub async fn demo(global: &Global, options: Demo) -> Result<ExitCode, Failure> {
         "\n{}",
         voice.style().bold("cleanhands demo: an agent works with a credential it never holds")
     ))?;
-    let mut terminate = signal(SignalKind::terminate())
-        .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
+    let watch = |kind| {
+        signal(kind).map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))
+    };
+    let mut terminate = watch(SignalKind::terminate())?;
+    let mut hangup = watch(SignalKind::hangup())?;
     let mut stage = Stage::set(if voice.watched() { PACE_MS } else { 1 }).await?;
     let outcome = tokio::select! {
         outcome = perform(&mut stage, &mut voice) => outcome,
         _ = tokio::signal::ctrl_c() => Err(interrupted()),
         _ = terminate.recv() => Err(interrupted()),
+        _ = hangup.recv() => Err(interrupted()),
         () = tokio::time::sleep(LONGEST) => {
             Err(Failure::new(format!("the demo hangs after {} s", LONGEST.as_secs())))
         }
