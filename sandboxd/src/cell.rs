@@ -18,7 +18,7 @@ use crate::plan::Limits;
 use crate::zygote::OwnId;
 use crate::zygote::cgroup::oom_kills;
 use crate::zygote::memory;
-use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
+use crate::zygote::message::{Failure, Order, Program, Progress, Report};
 
 pub use running::{ExitOf, Running};
 
@@ -223,14 +223,13 @@ impl Cell {
         })
     }
 
-    /// Puts files into the private root, replacing what is there: absolute paths below `/etc`, or
-    /// of existing files anywhere read-only. Commands see them at once and cannot change them.
-    pub async fn install(&self, files: &[(String, Vec<u8>)]) -> Result<(), CellError> {
-        let files = files.iter().map(|(path, bytes)| (path.clone(), bytes.as_slice())).collect();
-        let body = memory::holding(&Installation { files }.encode()?)?;
-        let channel = self.order(&Order::Install, &[body.as_fd()]).await?;
+    /// Has commands trust proxyd's certificates too, instead of those of the last time. They see
+    /// them at once and cannot change them.
+    pub async fn trust(&self, ca_pem: &str) -> Result<(), CellError> {
+        let body = memory::holding(ca_pem.as_bytes())?;
+        let channel = self.order(&Order::Trust, &[body.as_fd()]).await?;
         match channel.receive().await.map_err(CellError::of_cell)?.0 {
-            Report::Installed => Ok(()),
+            Report::Trusted => Ok(()),
             Report::Failed(failure) => Err(CellError::Start(failure)),
             _ => Err(CellError::Lost),
         }

@@ -4,30 +4,31 @@
 //!
 //!  1. Wait until the zygote has mapped the ids.
 //!  2. Be killed before the daemons when the host runs out of memory.
-//!  3. Take what the plan shows of the host, while this process still owns what sandboxd owns.
+//!  3. Take what the plan shows of the host, and the certificates that its root trusts, while this
+//!     process still owns what sandboxd owns.
 //!  4. Become the cell's own user, keeping the capabilities, which count in the cell only.
 //!  5. Die with the zygote.
 //!  6. Name the host.
 //!  7. Loopback, every address local, TPROXY, the egress sockets.
 //!  8. Build the root, enter it, drop the old one.
 //!  9. No further namespaces, for anybody in this one.
-//! 10. Close what `/proc` says of the host; make the root read-only.
+//! 10. Make the bundle of trusted certificates; close what `/proc` says of the host; make the root
+//!     read-only.
 //! 11. Prepare what confines commands.
 //! 12. Hold nothing of the host any more; be nobody's to trace.
 //! 13. Say so, with the egress sockets.
 //!
 //! A step that fails ends the cell, with its name and the reason sent first. PID 1 keeps its
-//! capabilities, which hold inside the cell alone: it needs them to confine commands and to install
-//! files. It reads messages of sandboxd's only, and ends when their socket does.
+//! capabilities, which hold inside the cell alone: it needs them to confine commands. It reads messages of sandboxd's only, and ends when their socket does.
 
 mod command;
 mod confine;
-mod install;
 mod netlink;
 mod network;
 mod nftables;
 mod root;
 mod tree;
+mod trust;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -37,20 +38,20 @@ use rustix::process::{DumpableBehavior, Gid, Signal, Uid};
 
 use self::command::Body;
 use self::confine::{Broken, Confinement};
-use self::install::Installer;
 use self::network::{Egress, Ports};
+use self::trust::Trust;
 use crate::plan::{INSIDE_ID, SandboxPlan};
 use crate::sys::process::{fork, ignore_children};
 use crate::sys::seccomp::Filter;
 use crate::zygote::memory;
-use crate::zygote::message::{Failure, Installation, Order, Program, Progress, Report};
+use crate::zygote::message::{Failure, Order, Program, Progress, Report};
 
 pub use self::root::{detach_checked, errno_of, map_owner, open_checked, owner};
 
 /// Longest description of a command: the kernel's own limit on arguments and variables is 2 MiB.
 const PROGRAM_BYTES_MAX: usize = 8 << 20;
-/// Longest set of files to install: three bundles of certificates, in JSON.
-const INSTALLATION_BYTES_MAX: usize = 32 << 20;
+/// Longest set of proxyd's certificates: what one message of proxyd's can hold.
+const CA_BYTES_MAX: usize = ipc::fd::MESSAGE_BYTES_MAX;
 /// oom_score_adj of everything in a cell; the daemons have 0 or less.
 const OOM_SCORE: &str = "300";
 /// Written into each of these so that no namespace of the kind can be made below this cell.
@@ -95,8 +96,8 @@ pub fn run(start: Start) -> i32 {
         Err(_) => return 1,
     };
     match prepare(start) {
-        Ok((confinement, installer)) => {
-            serve(&socket, &confinement, installer);
+        Ok((confinement, trust)) => {
+            serve(&socket, &confinement, &trust);
             0
         }
         Err(broken) => {
@@ -109,7 +110,7 @@ pub fn run(start: Start) -> i32 {
     }
 }
 
-fn prepare(start: Start) -> Result<(Confinement, Installer), Broken> {
+fn prepare(start: Start) -> Result<(Confinement, Trust), Broken> {
     let plan = start.plan;
     let kernel = |step| move |error: rustix::io::Errno| Broken::at(step)(error.into());
     // 1. Before that, every id is the overflow id and nothing can be owned.
@@ -119,6 +120,7 @@ fn prepare(start: Start) -> Result<(Confinement, Installer), Broken> {
     // 3.
     root::separate().map_err(Broken::at("private mounts"))?;
     let sources = root::take(&plan, start.given).map_err(Broken::at("take mounts"))?;
+    let certificates = trust::original(&plan.root).map_err(Broken::at("certificates"))?;
     // 4.
     change_user(start.uid.is_some())?;
     // 5. Set after the last change of user, which clears it; then look, because a zygote that
@@ -144,6 +146,7 @@ fn prepare(start: Start) -> Result<(Confinement, Installer), Broken> {
         }
     }
     // 10.
+    let trust = trust::prepare(&private, certificates).map_err(Broken::at("certificates"))?;
     root::close_proc().map_err(Broken::at("/proc"))?;
     root::seal().map_err(Broken::at("read-only root"))?;
     // 11.
@@ -158,7 +161,7 @@ fn prepare(start: Start) -> Result<(Confinement, Installer), Broken> {
     // 13.
     let layers = layers(start.uid, &egress.ports, &confinement, &start.limits);
     ready(&start.socket, &egress, layers)?;
-    Ok((confinement, Installer::new(private)))
+    Ok((confinement, trust))
 }
 
 fn wait_for_ids(mapped: &OwnedFd) -> Result<(), Broken> {
@@ -256,7 +259,7 @@ fn layers(uid: Option<u32>, ports: &Ports, confinement: &Confinement, limits: &s
 }
 
 /// Runs what sandboxd asks for until it closes the socket.
-fn serve(socket: &OwnedFd, confinement: &Confinement, mut installer: Installer) {
+fn serve(socket: &OwnedFd, confinement: &Confinement, trust: &Trust) {
     loop {
         let (order, mut fds) = match ipc::fd::receive::<Order>(socket) {
             Ok(received) => received,
@@ -274,7 +277,7 @@ fn serve(socket: &OwnedFd, confinement: &Confinement, mut installer: Installer) 
         }
         let answer = fds.remove(0);
         let outcome = match order {
-            Order::Install => install(&mut installer, &fds).map(|()| Some(Report::Installed)),
+            Order::Trust => add(trust, &fds).map(|()| Some(Report::Trusted)),
             Order::Run => program(&mut fds).and_then(|body| start(&answer, body, fds, confinement)),
             Order::Call => call(&answer, fds, confinement),
             Order::Rehearse => start(&answer, Body::Rehearsal, Vec::new(), confinement),
@@ -295,11 +298,9 @@ fn incomplete() -> std::io::Error {
     std::io::Error::other("the order lacks a descriptor")
 }
 
-fn install(installer: &mut Installer, fds: &[OwnedFd]) -> std::io::Result<()> {
+fn add(trust: &Trust, fds: &[OwnedFd]) -> std::io::Result<()> {
     let file = fds.first().ok_or_else(incomplete)?;
-    let bytes = memory::read(file, INSTALLATION_BYTES_MAX)?;
-    let wanted = Installation::decode(&bytes)?;
-    wanted.files.iter().try_for_each(|(path, bytes)| installer.install(Path::new(path), bytes))
+    trust.add(&memory::read(file, CA_BYTES_MAX)?)
 }
 
 fn program(fds: &mut Vec<OwnedFd>) -> std::io::Result<Body> {

@@ -148,18 +148,13 @@ fn prepare(prefix: &[&str], config: Config) -> Result<Prepared, RunError> {
     let control = ipc::daemon::listen(&mut inherited, &config.layout.sandboxd(), Kind::Stream)?;
     let exec =
         ipc::daemon::listen(&mut inherited, &config.layout.sandboxd_exec(), Kind::SeqPacket)?;
-    let readable: Vec<&Path> = READABLE.iter().map(Path::new).collect();
-    let read: Vec<&Path> = readable.into_iter().chain([config.layout.policies.as_path()]).collect();
+    let read = [config.layout.policies.as_path()];
     let write = [state.as_path(), config.layout.runtime.as_path()];
     let confined =
         sys::confine_self(&read, &write).map_err(start("cannot confine this process"))?;
     tracing::info!(confined, mode = host.mode, "prepared");
     Ok(Prepared { config, host, zygote, control, exec, _lock: lock })
 }
-
-/// What this daemon reads beside its own: the trusted certificates that it merges, and what its
-/// libraries look at.
-const READABLE: &[&str] = &["/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/usr", "/proc"];
 
 /// Each sandbox costs about a dozen descriptors; the soft limit is 1,024 on most hosts.
 fn raise_descriptor_limit() {

@@ -27,7 +27,6 @@ use crate::environments::Environments;
 use crate::lease::{Event, Lease, LeaseError};
 use crate::plan::{self, PlanFacts};
 use crate::tools::bash;
-use crate::trust;
 use crate::workspace::{Workspace, Workspaces};
 use crate::zygote::Zygote;
 
@@ -286,7 +285,7 @@ async fn make(
     let (lease, opened, events) =
         Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE).await.map_err(lease_fault)?;
     let leased_us = micros(begun.elapsed());
-    install_trust(&cell, &plan.root, &opened.ca_pem).await?;
+    trust(&cell, &opened.ca_pem).await?;
     let provision_us = micros(begun.elapsed());
     let cell_us = cell.provision_us();
     tracing::debug!(sandbox = %id, cell_us, leased_us, provision_us, "time to make a sandbox");
@@ -297,7 +296,7 @@ async fn make(
         environment: wanted.environment,
         session: wanted.session,
         cell,
-        env: variables(plan.env, trust::variables(), opened.env),
+        env: variables(plan.env, crate::trust::variables(), opened.env),
         table: policy.sandbox.clone(),
         workspace: workspace.path,
         created_at: crate::receipt::now(),
@@ -330,8 +329,7 @@ async fn watch(sandbox: &Sandbox, mut events: mpsc::UnboundedReceiver<Event>) {
                 }
                 Some(Event::Reopened(opened)) => {
                     // A CA that was replaced meanwhile would be trusted by nobody inside.
-                    let root = sandbox.root();
-                    if install_trust(&sandbox.cell, &root, &opened.ca_pem).await.is_err() {
+                    if trust(&sandbox.cell, &opened.ca_pem).await.is_err() {
                         break "its certificates cannot be replaced";
                     }
                 }
@@ -397,13 +395,6 @@ impl Sandbox {
         }
     }
 
-    fn root(&self) -> PathBuf {
-        match &self.table.root {
-            policies::Root::Host => "/".into(),
-            policies::Root::Path(path) => path.into(),
-        }
-    }
-
     /// Whether its shell ended with it while no call could tell.
     fn lost_shell_unseen(&self) -> bool {
         let quiet = lock(&self.uses).running.is_empty();
@@ -454,12 +445,10 @@ fn lease_fault(error: LeaseError) -> Fault {
     }
 }
 
-async fn install_trust(cell: &Cell, root: &std::path::Path, ca_pem: &str) -> Result<(), Fault> {
-    let missing = |text: String| Fault::new(Code::Missing, text);
-    let files = trust::files(root, ca_pem).map_err(|e| missing(e.to_string()))?;
-    cell.install(&files)
-        .await
-        .map_err(|e| missing(format!("cannot install the trusted certificates: {e}")))
+async fn trust(cell: &Cell, ca_pem: &str) -> Result<(), Fault> {
+    cell.trust(ca_pem).await.map_err(|e| {
+        Fault::new(Code::Unavailable, format!("cannot have a sandbox trust proxyd: {e}"))
+    })
 }
 
 /// Later ones win: the lease's placeholders over our own over the plan's.

@@ -1,14 +1,13 @@
-//! What makes every runtime in a sandbox trust proxyd's CA: one merged bundle where the system's
-//! lies, and the variables that point the rest to it.
+//! What makes every runtime in a sandbox trust proxyd's CA: one bundle, where it lies, and the
+//! variables that point to it those runtimes that do not look where the system's lies.
 //!
-//! The bundle of the sandbox's root and proxyd's certificates together, so that a destination
-//! that proxyd tunnels unread is still verified as outside. Nothing here is secret.
+//! The bundle holds the certificates of the sandbox's root and proxyd's together, so that a
+//! destination that proxyd tunnels unread is still verified as outside. Each cell makes its own:
+//! see `init/trust.rs`. Nothing here is secret.
 
-use std::path::{Path, PathBuf};
-
-/// Where distributions keep the bundle of trusted certificates. The first that is there is read;
-/// all that are there are replaced, and the first in any case.
-const BUNDLES: &[&str] = &[
+/// Where distributions keep the bundle of trusted certificates. The first that is there is the
+/// root's; all that are there show ours instead.
+pub const SYSTEM_BUNDLES: &[&str] = &[
     // Debian, Ubuntu, Arch, Gentoo, NixOS.
     "/etc/ssl/certs/ca-certificates.crt",
     // Fedora, RHEL.
@@ -19,39 +18,12 @@ const BUNDLES: &[&str] = &[
     // Alpine; OpenSSL's own default.
     "/etc/ssl/cert.pem",
 ];
+/// Our bundle. Its directory is never a mount of the root's, so it can always be made.
+pub const BUNDLE: &str = "/etc/ssl/cleanhands-bundle.pem";
 /// proxyd's certificates alone, for runtimes that add to a store of their own.
-const OURS: &str = "/etc/ssl/cleanhands-ca.pem";
-/// Largest bundle read: ten times what distributions ship.
-const BUNDLE_BYTES_MAX: u64 = 4 * 1024 * 1024;
-
-/// Why a sandbox could not be given its bundle.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read the trusted certificates {path}: {why}")]
-pub struct TrustError {
-    path: PathBuf,
-    why: String,
-}
-
-/// The files to install in a sandbox whose system directories come from `root`.
-pub fn files(root: &Path, ca_pem: &str) -> Result<Vec<(String, Vec<u8>)>, TrustError> {
-    let present: Vec<&str> =
-        BUNDLES.iter().copied().filter(|path| below(root, path).is_file()).collect();
-    let mut bundle = match present.first() {
-        Some(path) => read(&below(root, path))?,
-        None => Vec::new(),
-    };
-    if !bundle.is_empty() && !bundle.ends_with(b"\n") {
-        bundle.push(b'\n');
-    }
-    bundle.extend_from_slice(ca_pem.as_bytes());
-    let mut files = vec![(OURS.to_owned(), ca_pem.as_bytes().to_vec())];
-    for (at, path) in BUNDLES.iter().enumerate() {
-        if at == 0 || present.contains(path) {
-            files.push(((*path).to_owned(), bundle.clone()));
-        }
-    }
-    Ok(files)
-}
+pub const OURS: &str = "/etc/ssl/cleanhands-ca.pem";
+/// Largest bundle of a root: ten times what distributions ship.
+pub const BUNDLE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// Variables for every command of a sandbox that can reach proxyd.
 pub fn variables() -> Vec<(String, String)> {
@@ -77,7 +49,7 @@ pub fn variables() -> Vec<(String, String)> {
     ];
     let own = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let mut variables: Vec<(String, String)> = Vec::new();
-    variables.extend(REPLACE.iter().map(|name| own(name, BUNDLES[0])));
+    variables.extend(REPLACE.iter().map(|name| own(name, BUNDLE)));
     variables.extend(ADD.iter().map(|name| own(name, OURS)));
     variables.push(own("GIT_TERMINAL_PROMPT", "0"));
     variables.push(own("GIT_CONFIG_COUNT", &GIT.len().to_string()));
@@ -86,50 +58,4 @@ pub fn variables() -> Vec<(String, String)> {
         variables.push((format!("GIT_CONFIG_VALUE_{at}"), (*value).to_owned()));
     }
     variables
-}
-
-fn below(root: &Path, path: &str) -> PathBuf {
-    root.join(path.trim_start_matches('/'))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TrustError> {
-    use std::io::Read;
-    let fail = |why: String| TrustError { path: path.to_owned(), why };
-    let file = std::fs::File::open(path).map_err(|e| fail(e.to_string()))?;
-    let mut bytes = Vec::new();
-    file.take(BUNDLE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| fail(e.to_string()))?;
-    if bytes.len() as u64 > BUNDLE_BYTES_MAX {
-        return Err(fail(format!("it has more than {BUNDLE_BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_bundle_is_merged_and_replaces_every_one_that_is_there() {
-        let root = tempfile::tempdir().unwrap();
-        let fedora = root.path().join("etc/pki/tls/certs");
-        std::fs::create_dir_all(&fedora).unwrap();
-        std::fs::write(fedora.join("ca-bundle.crt"), "SYSTEM").unwrap();
-
-        let files = files(root.path(), "OURS\n").unwrap();
-
-        let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, [OURS, BUNDLES[0], BUNDLES[1]]);
-        assert_eq!(files[0].1, b"OURS\n");
-        assert!(files[1..].iter().all(|(_, bytes)| bytes == b"SYSTEM\nOURS\n"));
-    }
-
-    #[test]
-    fn a_root_without_a_bundle_trusts_ours_alone() {
-        let root = tempfile::tempdir().unwrap();
-
-        let files = files(root.path(), "OURS\n").unwrap();
-
-        assert_eq!(files.len(), 2);
-        assert_eq!(files[1], (BUNDLES[0].to_owned(), b"OURS\n".to_vec()));
-    }
 }

@@ -29,8 +29,9 @@ const ETC: &[&str] = &[
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
-    // Trust stores, Debian's and Red Hat's layout, without the directories of private keys.
+    // Trust stores, the layouts of Debian, Arch and Red Hat, without the directories of private keys.
     "ca-certificates.conf",
+    "ca-certificates/extracted",
     "ssl/certs",
     "ssl/openssl.cnf",
     "pki/ca-trust",
@@ -114,6 +115,7 @@ pub fn separate() -> Result<()> {
 /// Takes what the plan shows of the host. `given` are mounts that the zygote took already.
 pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Sources> {
     let mut taken = Sources { sources: Vec::new(), links: Vec::new() };
+    check_root(&plan.root)?;
     for name in SYSTEM {
         taken.system(&plan.root, Path::new(name))?;
     }
@@ -135,6 +137,19 @@ pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Source
         taken.sources.push(Source { tree, target: inside(&mount.target), directory: true });
     }
     Ok(taken)
+}
+
+/// An image that must first be unpacked, and what is no root at all, would give sandboxes in which
+/// nothing can run.
+fn check_root(root: &Path) -> Result<()> {
+    let fail = |text: &str| Err(Error::other(format!("{}: {text}", root.display())));
+    if root.join("oci-layout").exists() {
+        return fail("it is an OCI layout, which this version cannot unpack: name a directory");
+    }
+    if !SYSTEM.iter().any(|name| root.join(name).is_dir()) {
+        return fail("it has none of the directories that programs are in");
+    }
+    Ok(())
 }
 
 /// The entries of [`ETC`] and [`ETC_PREFIXES`] that may exist.
@@ -228,7 +243,8 @@ pub struct Named {
     pub error: Error,
 }
 
-fn inside(path: &Path) -> PathBuf {
+/// The same path, below a directory.
+pub fn inside(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).to_owned()
 }
 
@@ -258,7 +274,7 @@ pub fn build(plan: &SandboxPlan, sources: Sources) -> Result<OwnedFd> {
 
 /// Directories, links and files of the root itself.
 fn populate(plan: &SandboxPlan, sources: &Sources) -> Result<()> {
-    for name in ["dev/pts", "dev/shm", "proc", "etc", "run", "tmp", "var/log", ".installed"] {
+    for name in ["dev/pts", "dev/shm", "proc", "etc", "run", "tmp", "var/log"] {
         directory(Path::new(name))?;
     }
     directory(&inside(Path::new(HOME)))?;
@@ -397,11 +413,4 @@ pub fn map_owner(tree: &OwnedFd, namespace: &OwnedFd) -> Result<()> {
 pub fn owner(tree: &OwnedFd) -> Result<(u32, u32)> {
     let stat = rustix::fs::fstat(tree)?;
     Ok((stat.st_uid, stat.st_gid))
-}
-
-/// The mount that a path lies on.
-pub fn mount_of(path: &Path) -> Result<u64> {
-    use rustix::fs::{AtFlags, StatxFlags};
-    let mask = StatxFlags::MNT_ID;
-    Ok(rustix::fs::statx(CWD, path, AtFlags::empty(), mask)?.stx_mnt_id)
 }

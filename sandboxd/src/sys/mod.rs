@@ -42,7 +42,7 @@ pub fn confine_self(read: &[&Path], write: &[&Path]) -> std::io::Result<String> 
         paths.iter().map(Path::new).filter(|path| path.exists()).collect()
     };
     let mut rights = landlock::Rights {
-        read: existing(&["/usr", "/lib", "/lib64", "/etc", "/proc"]),
+        read: existing(&["/usr", "/lib", "/lib64", "/proc"]),
         devices: existing(&["/dev/null", "/dev/urandom"]),
         // Ending a cell is a signal to a process outside of this domain.
         signals: true,

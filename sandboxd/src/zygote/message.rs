@@ -50,8 +50,8 @@ pub enum Order {
     Run,
     /// Attached: the call's socket, a memory file with the request, an empty one for the answer.
     Call,
-    /// Attached: a socket for the answer, a memory file with an [`Installation`].
-    Install,
+    /// Attached: a socket for the answer, a memory file with proxyd's certificates (PEM).
+    Trust,
     /// Attached: a socket. Confines a process as a command is, and ends it: the proof that every
     /// layer can be had.
     Rehearse,
@@ -64,43 +64,6 @@ pub struct Program {
     pub env: Vec<(String, String)>,
     pub cwd: String,
     pub limits: Option<Limits>,
-}
-
-/// Files to be put into a living cell. In the memory file: the length of the head (four bytes,
-/// little endian), the head, then the contents one after the other, because a bundle of
-/// certificates is too much to be written as JSON while a call waits for its sandbox.
-pub struct Installation<'a> {
-    pub files: Vec<(String, &'a [u8])>,
-}
-
-impl<'a> Installation<'a> {
-    pub fn encode(&self) -> std::io::Result<Vec<u8>> {
-        let head: Vec<(&str, usize)> =
-            self.files.iter().map(|(path, bytes)| (path.as_str(), bytes.len())).collect();
-        let head = serde_json::to_vec(&head)?;
-        let length = u32::try_from(head.len()).map_err(|_| malformed())?.to_le_bytes();
-        let contents = self.files.iter().map(|(_, bytes)| *bytes);
-        let parts = [&length[..], &head].into_iter().chain(contents);
-        Ok(parts.collect::<Vec<_>>().concat())
-    }
-
-    pub fn decode(bytes: &'a [u8]) -> std::io::Result<Self> {
-        let (length, rest) = bytes.split_first_chunk().ok_or_else(malformed)?;
-        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| malformed())?;
-        let (head, mut rest) = rest.split_at_checked(length).ok_or_else(malformed)?;
-        let head: Vec<(String, usize)> = serde_json::from_slice(head)?;
-        let mut files = Vec::with_capacity(head.len());
-        for (path, length) in head {
-            let (content, after) = rest.split_at_checked(length).ok_or_else(malformed)?;
-            files.push((path, content));
-            rest = after;
-        }
-        Ok(Self { files })
-    }
-}
-
-fn malformed() -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::InvalidData, "an installation is not as documented")
 }
 
 /// From sandboxd to a command's guard.
@@ -129,23 +92,6 @@ pub enum Report {
     },
     /// Nothing that descends from the command is left.
     Swept,
-    /// An installation is in place.
-    Installed,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_installation_comes_back_as_it_was_and_a_cut_one_is_refused() {
-        let files = vec![("/etc/a".to_owned(), &b"one"[..]), ("/etc/b".to_owned(), &b"\0\xff"[..])];
-
-        let bytes = Installation { files: files.clone() }.encode().unwrap();
-
-        assert_eq!(Installation::decode(&bytes).unwrap().files, files);
-        for length in 0..bytes.len() {
-            assert!(Installation::decode(&bytes[..length]).is_err(), "{length} bytes");
-        }
-    }
+    /// The certificates are in the bundle.
+    Trusted,
 }

@@ -15,7 +15,6 @@ async fn the_file_tree_is_the_sandboxes_own() {
     let names: Vec<&str> = root.lines().collect();
     for name in &names {
         let known = [
-            ".installed",
             "bin",
             "dev",
             "etc",
@@ -263,31 +262,27 @@ async fn usual_programs_work() {
 }
 
 #[tokio::test]
-async fn installed_files_are_seen_and_cannot_be_changed() {
+async fn proxyds_certificates_follow_the_roots_and_cannot_be_changed() {
     let place = Place::new();
     let cell = place.cell().await;
-    let before = "sleep 0; cat /etc/made/new.pem";
-    assert_ne!(run(&cell, before).await.exit.code, Some(0));
-    let bundle = "/etc/ssl/certs/ca-certificates.crt";
-    let files = |text: &str| {
-        let mut files = vec![("/etc/made/new.pem".to_owned(), text.as_bytes().to_vec())];
-        if std::path::Path::new(bundle).exists() {
-            files.push((bundle.to_owned(), text.as_bytes().to_vec()));
-        }
-        files
-    };
+    let system = "/etc/ssl/certs/ca-certificates.crt";
+    let root = std::fs::read_to_string(system).unwrap_or_default();
+    let mut paths = vec!["/etc/ssl/cleanhands-bundle.pem"];
+    if !root.is_empty() {
+        paths.push(system);
+    }
 
-    for text in ["first", "second, longer", "third"] {
-        cell.install(&files(text)).await.unwrap();
+    for ca in ["first\n", "second, longer\n", "third\n"] {
+        cell.trust(ca).await.unwrap();
 
-        for (path, _) in files(text) {
-            assert_eq!(run(&cell, &format!("cat {path}")).await.output, text, "{path}");
+        for path in &paths {
+            let bundle = run(&cell, &format!("cat {path}")).await.output;
+            assert_eq!(bundle.trim(), format!("{root}\n{ca}").trim(), "{path}");
             let write = run(&cell, &format!("chmod 777 {path}; echo x >{path}")).await;
             assert_ne!(write.exit.code, Some(0), "{path}");
         }
+        assert_eq!(run(&cell, "cat /etc/ssl/cleanhands-ca.pem").await.output, ca.trim());
     }
-    let refused = cell.install(&[("/workspace/f".to_owned(), vec![])]).await;
-    assert!(refused.is_err());
 }
 
 #[tokio::test]
@@ -350,22 +345,50 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
         std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
         std::fs::copy(path, copy).unwrap();
     }
-    std::fs::create_dir_all(image.path().join("etc/ssl/certs")).unwrap();
+    let certificates = image.path().join("etc/ssl/certs");
+    std::fs::create_dir_all(&certificates).unwrap();
+    std::fs::write(image.path().join("etc/real.pem"), "REAL").unwrap();
+    // Leads to a file of the image, not of the host.
+    let link = certificates.join("ca-certificates.crt");
+    std::os::unix::fs::symlink("/etc/real.pem", link).unwrap();
     std::fs::write(image.path().join("etc/os-release"), "NAME=image").unwrap();
     open_to_all(image.path());
     let root = policies::Root::Path(image.path().display().to_string());
     let plan = place.plan_of(&SandboxTable { root, ..SandboxTable::default() });
 
     let cell = place.zygote.make_cell(&plan).await.unwrap();
+    cell.trust("OURS").await.unwrap();
     let ran = run(&cell, "echo $(</etc/os-release); echo /bin/*; [ -e /usr/bin/python3 ]").await;
+    let bundle = run(&cell, "echo \"$(</etc/ssl/cleanhands-bundle.pem)\"").await;
 
     assert_eq!(ran.output, "NAME=image\n/bin/bash");
     assert_eq!(ran.exit.code, Some(1));
+    assert_eq!(bundle.output, "REAL\nOURS");
+}
+
+#[tokio::test]
+async fn what_is_no_root_is_refused_with_its_reason() {
+    let place = Place::new();
+    let image = tempfile::tempdir().unwrap();
+    open_to_all(image.path());
+    let root = policies::Root::Path(image.path().display().to_string());
+    let plan = place.plan_of(&SandboxTable { root, ..SandboxTable::default() });
+
+    let empty = place.zygote.make_cell(&plan).await.unwrap_err();
+    std::fs::create_dir(image.path().join("usr")).unwrap();
+    std::fs::write(image.path().join("oci-layout"), "{}").unwrap();
+    let layout = place.zygote.make_cell(&plan).await.unwrap_err();
+
+    assert!(empty.to_string().contains("none of the directories"), "{empty}");
+    assert!(layout.to_string().contains("OCI layout"), "{layout}");
 }
 
 /// What a sandbox shows read-only must be readable for its own uid.
 fn open_to_all(path: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
+    if path.is_symlink() {
+        return;
+    }
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     if path.is_dir() {
         std::fs::read_dir(path).unwrap().for_each(|entry| open_to_all(&entry.unwrap().path()));

@@ -1,0 +1,120 @@
+//! What the commands of a cell trust: the root's own certificates, and behind them proxyd's, which
+//! are known only after the lease was opened.
+//!
+//! One file of the private root holds both; where the root's programs look for theirs it is shown
+//! instead. It is written through a descriptor that only this process holds, so there is no moment
+//! at which a command could.
+
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::root::{cover, inside};
+use crate::sys::mount::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY};
+use crate::trust::{BUNDLE, BUNDLE_BYTES_MAX, OURS, SYSTEM_BUNDLES};
+
+/// The root's bundle of certificates, opened.
+#[derive(Debug)]
+pub struct Original {
+    file: OwnedFd,
+    bytes: u64,
+}
+
+/// The certificates of a living cell.
+#[derive(Debug)]
+pub struct Trust {
+    bundle: File,
+    /// Length of the root's part of it.
+    root_bytes: u64,
+    ours: File,
+}
+
+/// Opens the root's bundle as its own programs would find it: an image's links lead to nothing
+/// outside of the image. None: the root has none.
+pub fn original(root: &Path) -> Result<Option<Original>> {
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(root, directory, Mode::empty())?;
+    // A file of an image may be a pipe, which must not be waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    for path in SYSTEM_BUNDLES {
+        let fail = |why: String| Error::other(format!("{path} of the root: {why}"));
+        let file = match rustix::fs::openat2(&root, *path, flags, Mode::empty(), resolve) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::NOTDIR) => continue,
+            Err(error) => return Err(fail(Error::from(error).to_string())),
+        };
+        let stat = rustix::fs::fstat(&file)?;
+        let bytes = stat.st_size.cast_unsigned();
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(fail("it is no file".to_owned()));
+        }
+        if bytes > BUNDLE_BYTES_MAX {
+            return Err(fail(format!("it has more than {BUNDLE_BYTES_MAX} bytes")));
+        }
+        return Ok(Some(Original { file, bytes }));
+    }
+    Ok(None)
+}
+
+/// Makes our bundle in the private root and shows it in the places of the root's. Call it in the
+/// new root, before that is made read-only.
+pub fn prepare(private: &OwnedFd, original: Option<Original>) -> Result<Trust> {
+    let ssl = inside(Path::new(BUNDLE).parent().unwrap_or(Path::new("/")));
+    match rustix::fs::mkdirat(private, &ssl, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let bundle = create(private, BUNDLE)?;
+    let root_bytes = match original {
+        Some(original) => copy(&original, &bundle)?,
+        None => 0,
+    };
+    for path in SYSTEM_BUNDLES {
+        // What is absent, or leads out of what is shown, is looked for by nobody in vain: the
+        // variables name ours.
+        if let Ok(target) = std::fs::canonicalize(path) {
+            cover(Path::new(BUNDLE), &target, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
+        }
+    }
+    Ok(Trust { bundle, root_bytes, ours: create(private, OURS)? })
+}
+
+fn create(private: &OwnedFd, path: &str) -> Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o444);
+    Ok(rustix::fs::openat(private, inside(Path::new(path)), flags, mode)?.into())
+}
+
+/// Copies in the kernel; returns the length, with a line's end if that was missing.
+fn copy(original: &Original, bundle: &File) -> Result<u64> {
+    let mut left = original.bytes;
+    while left > 0 {
+        let length = usize::try_from(left).unwrap_or(usize::MAX);
+        match rustix::fs::sendfile(bundle, &original.file, None, length)? {
+            0 => break,
+            copied => left = left.saturating_sub(copied as u64),
+        }
+    }
+    let copied = original.bytes - left;
+    // Certificates are lines: the first of ours must not continue the root's last.
+    bundle.write_all_at(b"\n", copied)?;
+    Ok(copied + 1)
+}
+
+impl Trust {
+    /// Puts proxyd's certificates in the place of those that were added before.
+    pub fn add(&self, ca_pem: &[u8]) -> Result<()> {
+        // Written before it is cut: a reader never finds a bundle without any of ours.
+        for (file, from) in [(&self.bundle, self.root_bytes), (&self.ours, 0)] {
+            file.write_all_at(ca_pem, from)?;
+            file.set_len(from + ca_pem.len() as u64)?;
+        }
+        Ok(())
+    }
+}
