@@ -44,7 +44,9 @@ impl Stage {
             Failure::new(format!("cannot make a private directory: {error}"))
                 .with_hint("TMPDIR names where; it must be writable")
         };
-        let dir = tempfile::Builder::new().prefix("cleanhands-demo-").tempdir().map_err(fail)?;
+        let below = std::path::absolute(std::env::temp_dir()).map_err(fail)?;
+        let dir = tempfile::Builder::new().prefix("cleanhands-demo-").tempdir_in(below);
+        let dir = dir.map_err(fail)?;
         let layout = Layout::below(dir.path());
         fits(&layout)?;
         for part in [&layout.runtime, &layout.state, &layout.policies, &layout.config] {

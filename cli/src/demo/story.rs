@@ -145,10 +145,12 @@ fn kills() -> Vec<Turn> {
         )
     };
     vec![
-        Turn::new("Not allowed, and it says why. Back to my task: closing the month takes a while.")
-            .after(EVIL_HOST)
-            .chapter("3  The agent's own process is killed in the middle of a call")
-            .bash(&asked(CLOSE_MONTH)),
+        Turn::new(
+            "Not allowed, and it says why. Back to my task: closing the month takes a while.",
+        )
+        .after(EVIL_HOST)
+        .chapter("3  The agent's own process is killed in the middle of a call")
+        .bash(&asked(CLOSE_MONTH)),
         Turn::new("The month is closed. Now the accounts.")
             .after("close-month: done, once")
             .chapter("4  The sandbox is killed in the middle of a call")
