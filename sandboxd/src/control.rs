@@ -140,6 +140,9 @@ async fn end_session(
     if !owner.is_some_and(|owner| service.owners.speaks_for(&peer, &owner)) {
         return Err(Fault::new(Code::NotFound, format!("no session {session}")));
     }
+    // First, so that no call makes a new sandbox meanwhile. On a full disk it may take the room of
+    // the workspace to be able to write that it is gone.
+    let forgotten = service.journal.delete_session(&session).await;
     for sandbox in service.sandboxes.living() {
         if sandbox.session.as_ref() == Some(&session) {
             sandbox.close();
@@ -149,10 +152,15 @@ async fn end_session(
     let (workspaces, name) = (service.sandboxes.workspaces.clone(), session.clone());
     let removed = tokio::task::spawn_blocking(move || workspaces.end_of_session(&name)).await;
     match removed {
-        Ok(Ok(())) => Ok(Json(json!({}))),
-        Ok(Err(error)) => Err(cannot_remove(&session, &error.to_string())),
-        Err(error) => Err(cannot_remove(&session, &error.to_string())),
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Err(cannot_remove(&session, &error.to_string())),
+        Err(error) => return Err(cannot_remove(&session, &error.to_string())),
     }
+    if forgotten.is_err() {
+        let again = service.journal.delete_session(&session).await;
+        again.map_err(|e| Fault::new(Code::Unavailable, e.to_string()))?;
+    }
+    Ok(Json(json!({})))
 }
 
 fn cannot_remove(session: &SessionId, why: &str) -> Fault {

@@ -33,6 +33,13 @@ const SEAT_TRIES_MAX: u32 = 3;
 /// A search stops by itself this much before its call would be timed out.
 const SEARCH_MARGIN: Duration = Duration::from_secs(2);
 
+/// First and longest pause between two tries to store a receipt.
+const STORE_PAUSE_MIN: Duration = Duration::from_millis(250);
+const STORE_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// What to do about a journal that cannot be written.
+const ROOM: &str = "make room on the file system of sandboxd's state directory, which the \
+    workspaces lie on too, then try again";
+
 /// What serves calls.
 #[derive(Debug)]
 pub struct Service {
@@ -115,10 +122,11 @@ impl Service {
             let (outcome, stored) = task.await.unwrap_or_else(broken);
             log_end(&begun, &outcome);
             // Told before it is forgotten: whoever asks in between must find one of the two.
-            begun.ended.send_replace(Some(outcome));
-            if stored {
-                service.calls().remove(&begun.request.call);
+            begun.ended.send_replace(Some(outcome.clone()));
+            if let (false, Ok(receipt)) = (stored, outcome) {
+                service.store_late(&receipt).await;
             }
+            service.calls().remove(&begun.request.call);
         });
         Ok(call)
     }
@@ -133,11 +141,12 @@ impl Service {
             self.journal.admit(&request.call, &request.session, &request.owner, request.fence);
         match known.await {
             Ok(Admitted::Known(record)) => return (self.recorded(call, *record), true),
+            Ok(Admitted::Spent) => return (Err(spent(call)), true),
             Ok(Admitted::New(fenced)) => match check_fence(call, &fenced) {
                 Ok(()) => {}
                 Err(fault) => return (Err(fault), true),
             },
-            Err(error) => return (Err(journal_fault(&error)), true),
+            Err(error) => return (self.not_journaled(call, &error).await, true),
         }
         if request.journal.as_deref().is_some_and(|asked| asked != self.journal.identity()) {
             return (Ok(self.receipt(call, Outcome::OutcomeUnknown, FOREIGN)), true);
@@ -172,12 +181,12 @@ impl Service {
             started_at: call.started_at.clone(),
             fence: request.fence,
         };
-        match self.journal.start(start).await.map_err(|e| journal_fault(&e)) {
+        match self.journal.start(start).await {
             Ok(fenced) => match check_fence(call, &fenced) {
                 Ok(()) => {}
                 Err(fault) => return (Err(fault), true),
             },
-            Err(fault) => return (Err(fault), true),
+            Err(error) => return (self.not_journaled(call, &error).await, true),
         }
         let receipt = self.run(call, seat, tool).await;
         match self.journal.finish(&receipt).await {
@@ -185,6 +194,32 @@ impl Service {
             Err(error) => {
                 tracing::error!(call = %request.call, %error, "a receipt is in memory only");
                 (Ok(receipt), false)
+            }
+        }
+    }
+
+    /// The journal could not be written, a full disk for one. Where it can still be read and does
+    /// not know the call, nothing of it was done and it may be tried again.
+    async fn not_journaled(&self, call: &Call, error: &JournalError) -> Result<Receipt, Fault> {
+        match self.journal.lookup(&call.request.call).await {
+            Ok(None) => {
+                let text = format!("{}: nothing was run: {error}\n{ROOM}", call.request.tool);
+                Ok(self.receipt(call, Outcome::Refused, &text))
+            }
+            Ok(Some(record)) => self.recorded(call, record),
+            Err(_) => Err(journal_fault(error)),
+        }
+    }
+
+    /// Stores a receipt that could not be stored when it was given out. Until then it is in memory
+    /// and the call is found there; if this process ends first, its outcome counts as unknown.
+    async fn store_late(&self, receipt: &Receipt) {
+        let mut pause = STORE_PAUSE_MIN;
+        loop {
+            tokio::time::sleep(pause).await;
+            match self.journal.finish(receipt).await {
+                Ok(()) | Err(JournalError::Ended) => return,
+                Err(_) => pause = (pause * 2).min(STORE_PAUSE_MAX),
             }
         }
     }
@@ -243,6 +278,7 @@ impl Service {
         let _ = call.sandbox.set(sandbox.id.clone());
         sandbox.lease().call_started(&call.request.call).await;
         let timeout = sandbox.table.tool_timeout;
+        let kills = sandbox.cell.oom_kills();
         let mut receipt = self.receipt(call, Outcome::Finished, tools::NO_OUTPUT);
         match (tool, seat.shell) {
             (Tool::Bash(input), Some(mut shell)) => {
@@ -279,6 +315,9 @@ impl Service {
         }
         if receipt.outcome == Outcome::OutcomeUnknown {
             sandbox.close();
+        }
+        if sandbox.cell.oom_kills() > kills {
+            receipt::out_of_memory(&mut receipt, sandbox.table.memory_bytes);
         }
         receipt.sandbox = Some(sandbox.id.clone());
         receipt.provision_us = seat.provision_us;
@@ -407,8 +446,14 @@ fn check_fence(call: &Call, fenced: &Fenced) -> Result<(), Fault> {
             call.request.fence
         ),
         Fenced::Foreign => format!("session {session} belongs to another owner"),
+        Fenced::Deleted => format!("session {session} was deleted"),
     };
     Err(Fault::new(Code::Conflict, text))
+}
+
+fn spent(call: &Call) -> Fault {
+    let text = format!("call {} was one of a session that was deleted", call.request.call);
+    Fault::new(Code::Conflict, text)
 }
 
 fn conflict(call: &CallId) -> Fault {
@@ -416,7 +461,7 @@ fn conflict(call: &CallId) -> Fault {
 }
 
 fn journal_fault(error: &JournalError) -> Fault {
-    Fault::new(Code::Unavailable, error.to_string()).with_hint("is the disk full? nothing was run")
+    Fault::new(Code::Unavailable, error.to_string()).with_hint(ROOM)
 }
 
 fn log_end(call: &Call, outcome: &Result<Receipt, Fault>) {

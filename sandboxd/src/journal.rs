@@ -6,6 +6,15 @@
 //! the highest fencing number and the owner of each session, and the directories that callers have
 //! shown to be theirs. A journal has an identity: a call that was first sent to another one is
 //! never executed on this one's word that it is unknown.
+//!
+//! When a session is deleted its receipts are, because they hold what its commands printed. Two
+//! things stay for good, some fifty bytes a call: the ids of its calls, so that a late request for
+//! one of them is never taken for a new call, and the id of the session, which takes no call any
+//! more.
+
+mod reserve;
+mod tables;
+mod thread;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -15,18 +24,18 @@ use ipc::sandbox::Receipt;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use tokio::sync::oneshot;
 
+use self::reserve::Reserve;
+use self::tables::{broken, encode, fence_in, full, is_spent, lookup_in};
+use self::thread::{Done, Request};
 use crate::workspace::Registered;
-
-/// Most operations in one transaction: bounds how long the first of them waits.
-const BATCH_MAX: usize = 128;
 
 /// Why the journal does not answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum JournalError {
     #[error("journal {path}: {why}")]
     Database { path: PathBuf, why: String },
-    #[error("journal {path} has version {found}, this program knows {SCHEMA_VERSION}")]
-    Version { path: PathBuf, found: u32 },
+    #[error("journal {path} has version {found}, this program knows {known}")]
+    Version { path: PathBuf, found: usize, known: usize },
     #[error("the journal has ended")]
     Ended,
 }
@@ -59,6 +68,8 @@ pub struct Start {
 pub enum Admitted {
     Known(Box<Record>),
     New(Fenced),
+    /// Its session was deleted, and what became of it with that.
+    Spent,
 }
 
 /// Whether a session's holder may go on.
@@ -70,17 +81,8 @@ pub enum Fenced {
     Stale { highest: u64 },
     /// The session is somebody else's.
     Foreign,
-}
-
-/// What an asker wants done in a transaction; or why there is none.
-type Request = Box<dyn FnOnce(Result<&Transaction<'_>, JournalError>) -> Done + Send>;
-/// Tells the asker, once the transaction is on disk.
-type Answer = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
-
-struct Done {
-    /// Whether what it did is to be kept.
-    keep: bool,
-    answer: Answer,
+    /// The session was deleted.
+    Deleted,
 }
 
 /// The journal, shared by all calls.
@@ -88,24 +90,9 @@ struct Done {
 pub struct Journal {
     path: Arc<Path>,
     identity: Arc<str>,
+    reserve: Reserve,
     requests: mpsc::Sender<Request>,
 }
-
-/// Changes with the tables.
-const SCHEMA_VERSION: u32 = 1;
-const SCHEMA: &str = "
-CREATE TABLE identity (text TEXT NOT NULL) STRICT;
-CREATE TABLE calls (
-  call TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, digest TEXT NOT NULL,
-  tool TEXT NOT NULL, started_at TEXT NOT NULL, fence INTEGER NOT NULL, receipt TEXT)
-  STRICT, WITHOUT ROWID;
-CREATE INDEX unfinished ON calls (call) WHERE receipt IS NULL;
-CREATE TABLE sessions (
-  session TEXT PRIMARY KEY, owner TEXT NOT NULL, fence INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE workspaces (
-  workspace TEXT PRIMARY KEY, owner TEXT NOT NULL, path TEXT NOT NULL,
-  device INTEGER NOT NULL, inode INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-";
 
 impl Journal {
     /// Opens or makes the journal in `directory` and starts its thread. `recovered` makes the
@@ -120,9 +107,9 @@ impl Journal {
             why: e.to_string(),
         };
         let mut connection = Connection::open(&path).map_err(fail)?;
-        let identity = prepare(&mut connection, &path)?;
+        let identity = tables::prepare(&mut connection, &path)?;
         let tx = connection.transaction().map_err(fail)?;
-        let ended = recover(&tx, &identity, recovered).map_err(fail)?;
+        let ended = tables::recover(&tx, &identity, recovered).map_err(fail)?;
         tx.commit().map_err(fail)?;
         if ended > 0 {
             tracing::warn!(calls = ended, "calls of an earlier process have an unknown outcome");
@@ -131,9 +118,10 @@ impl Journal {
         let thread = std::thread::Builder::new().name("journal".into());
         let (of_thread, why) = (Arc::clone(&path), |e| format!("cannot start its thread: {e}"));
         thread
-            .spawn(move || serve(connection, &of_thread, &received))
+            .spawn(move || thread::serve(connection, &of_thread, &received))
             .map_err(|e| JournalError::Database { path: path.to_path_buf(), why: why(e) })?;
-        Ok(Self { path, identity: identity.into(), requests })
+        let reserve = Reserve::new(directory);
+        Ok(Self { path, identity: identity.into(), reserve, requests })
     }
 
     /// Stands for this journal, drawn when it was made.
@@ -158,15 +146,18 @@ impl Journal {
         let (call, session, owner) = (call.clone(), session.clone(), owner.to_owned());
         self.ask(move |tx| match lookup_in(tx, &call)? {
             Some(record) => Ok(Admitted::Known(Box::new(record))),
+            None if is_spent(tx, &call)? => Ok(Admitted::Spent),
             None => Ok(Admitted::New(fence_in(tx, &session, &owner, fence)?)),
         })
         .await
     }
 
     /// Stores, durably, that a call begins, unless a later holder came meanwhile. Call before
-    /// anything of it is executed.
+    /// anything of it is executed. No call begins without room for its receipt.
     pub async fn start(&self, start: Start) -> Result<Fenced, JournalError> {
+        let reserve = self.reserve.clone();
         self.ask(move |tx| {
+            reserve.hold().map_err(full)?;
             let fenced = fence_in(tx, &start.session, &start.owner, start.fence)?;
             if fenced == Fenced::Current {
                 tx.prepare_cached(
@@ -190,6 +181,16 @@ impl Journal {
 
     /// Stores, durably, what became of a call. Call before anybody is told.
     pub async fn finish(&self, receipt: &Receipt) -> Result<(), JournalError> {
+        match self.store(receipt).await {
+            Err(JournalError::Database { .. }) => {
+                self.reserve.give_up();
+                self.store(receipt).await
+            }
+            other => other,
+        }
+    }
+
+    async fn store(&self, receipt: &Receipt) -> Result<(), JournalError> {
         let call = receipt.call.clone();
         let text = encode(receipt);
         self.ask(move |tx| {
@@ -200,7 +201,14 @@ impl Journal {
         Ok(())
     }
 
-    /// The owner of a session that has been here.
+    /// Forgets, for good, everything about a session but that it and its calls were here. A call
+    /// of it that still runs leaves no receipt.
+    pub async fn delete_session(&self, session: &SessionId) -> Result<(), JournalError> {
+        let session = session.clone();
+        self.ask_to(true, move |tx| tables::delete_session(tx, &session)).await
+    }
+
+    /// The owner of a session that has been here, also of one that was deleted.
     pub async fn session_owner(&self, session: &SessionId) -> Result<Option<String>, JournalError> {
         let session = session.clone();
         self.ask(move |tx| {
@@ -265,6 +273,14 @@ impl Journal {
         &self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, JournalError> {
+        self.ask_to(false, work).await
+    }
+
+    async fn ask_to<T: Send + 'static>(
+        &self,
+        erases: bool,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, JournalError> {
         let (answer, asked) = oneshot::channel();
         let path = Arc::clone(&self.path);
         let request: Request = Box::new(move |tx| {
@@ -274,161 +290,16 @@ impl Journal {
                     why: e.to_string(),
                 })
             });
-            let keep = outcome.is_ok();
+            let done = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
             // Whoever asked may have gone; what was stored stays stored.
             let tell = move |committed: Result<(), JournalError>| {
                 let _ = answer.send(outcome.and_then(|value| committed.map(|()| value)));
             };
-            Done { keep, answer: Box::new(tell) }
+            Done { done, erases, answer: Box::new(tell) }
         });
         self.requests.send(request).map_err(|_| JournalError::Ended)?;
         asked.await.map_err(|_| JournalError::Ended)?
     }
-}
-
-/// Runs requests until every [`Journal`] is gone.
-fn serve(mut connection: Connection, path: &Path, requests: &mpsc::Receiver<Request>) {
-    while let Ok(first) = requests.recv() {
-        let others = requests.try_iter().take(BATCH_MAX - 1);
-        commit(&mut connection, path, std::iter::once(first).chain(others));
-    }
-}
-
-/// One transaction for a batch; an operation that fails undoes itself alone, by its savepoint.
-fn commit(connection: &mut Connection, path: &Path, batch: impl Iterator<Item = Request>) {
-    let fail =
-        |e: rusqlite::Error| JournalError::Database { path: path.to_owned(), why: e.to_string() };
-    let tx = match connection.transaction().map_err(fail) {
-        Ok(tx) => tx,
-        Err(error) => {
-            for request in batch {
-                (request(Err(error.clone())).answer)(Ok(()));
-            }
-            return;
-        }
-    };
-    let mut answers = Vec::new();
-    for request in batch {
-        let done = match tx.execute_batch("SAVEPOINT one").map_err(fail) {
-            Ok(()) => request(Ok(&tx)),
-            Err(error) => request(Err(error)),
-        };
-        let close = if done.keep { "RELEASE one" } else { "ROLLBACK TO one; RELEASE one" };
-        // When even this fails the transaction is lost, which the commit below reports to all.
-        let _ = tx.execute_batch(close);
-        answers.push(done.answer);
-    }
-    let committed = tx.commit().map_err(fail);
-    if let Err(error) = &committed {
-        tracing::error!(%error, "cannot write the journal");
-    }
-    for answer in answers {
-        answer(committed.clone());
-    }
-}
-
-fn lookup_in(tx: &Transaction<'_>, call: &CallId) -> rusqlite::Result<Option<Record>> {
-    tx.prepare_cached("SELECT owner, digest, receipt FROM calls WHERE call = ?1")?
-        .query_row([call.as_str()], |row| {
-            let receipt: Option<String> = row.get(2)?;
-            let receipt = receipt.map(|text| decode(&text)).transpose()?;
-            Ok(Record { owner: row.get(0)?, digest: row.get(1)?, receipt })
-        })
-        .optional()
-}
-
-fn prepare(connection: &mut Connection, path: &Path) -> Result<String, JournalError> {
-    let fail =
-        |e: rusqlite::Error| JournalError::Database { path: path.to_owned(), why: e.to_string() };
-    connection.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
-    connection.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
-    let version: u32 =
-        connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(fail)?;
-    if version > SCHEMA_VERSION {
-        return Err(JournalError::Version { path: path.to_owned(), found: version });
-    }
-    let tx = connection.transaction().map_err(fail)?;
-    if version == 0 {
-        tx.execute_batch(SCHEMA).map_err(fail)?;
-        let identity = format!("journal_{}", ipc::id::random_text(24));
-        tx.execute("INSERT INTO identity VALUES (?1)", [identity]).map_err(fail)?;
-        tx.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(fail)?;
-    }
-    let identity = tx.query_row("SELECT text FROM identity", [], |row| row.get(0)).map_err(fail)?;
-    tx.commit().map_err(fail)?;
-    Ok(identity)
-}
-
-/// Gives every call that was started and not finished its receipt.
-fn recover(
-    tx: &Transaction<'_>,
-    identity: &str,
-    recovered: impl Fn(&Start, &str) -> Receipt,
-) -> rusqlite::Result<usize> {
-    let unfinished: Vec<Start> = tx
-        .prepare(
-            "SELECT call, session, owner, digest, tool, started_at, fence FROM calls
-             WHERE receipt IS NULL",
-        )?
-        .query_map([], |row| {
-            Ok(Start {
-                call: CallId::parse(&row.get::<_, String>(0)?).map_err(broken)?,
-                session: SessionId::parse(&row.get::<_, String>(1)?).map_err(broken)?,
-                owner: row.get(2)?,
-                digest: row.get(3)?,
-                tool: row.get(4)?,
-                started_at: row.get(5)?,
-                fence: row.get::<_, i64>(6)?.cast_unsigned(),
-            })
-        })?
-        .collect::<rusqlite::Result<_>>()?;
-    for start in &unfinished {
-        let text = encode(&recovered(start, identity));
-        tx.execute("UPDATE calls SET receipt = ?2 WHERE call = ?1", [start.call.as_str(), &text])?;
-    }
-    Ok(unfinished.len())
-}
-
-fn fence_in(
-    tx: &Transaction<'_>,
-    session: &SessionId,
-    owner: &str,
-    fence: u64,
-) -> rusqlite::Result<Fenced> {
-    let known: Option<(String, i64)> = tx
-        .prepare_cached("SELECT owner, fence FROM sessions WHERE session = ?1")?
-        .query_row([session.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?;
-    if let Some((known_owner, highest)) = known {
-        let highest = highest.cast_unsigned();
-        if known_owner != owner {
-            return Ok(Fenced::Foreign);
-        }
-        if fence < highest {
-            return Ok(Fenced::Stale { highest });
-        }
-        if fence == highest {
-            return Ok(Fenced::Current);
-        }
-    }
-    tx.prepare_cached(
-        "INSERT INTO sessions VALUES (?1, ?2, ?3)
-         ON CONFLICT (session) DO UPDATE SET fence = excluded.fence",
-    )?
-    .execute(params![session.as_str(), owner, fence.cast_signed()])?;
-    Ok(Fenced::Current)
-}
-
-fn encode(receipt: &Receipt) -> String {
-    serde_json::to_string(receipt).expect("a receipt has string keys only and always encodes")
-}
-
-fn decode(text: &str) -> rusqlite::Result<Receipt> {
-    serde_json::from_str(text).map_err(broken)
-}
-
-fn broken(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
 }
 
 #[cfg(test)]
@@ -469,6 +340,57 @@ mod tests {
         assert_eq!(again.identity(), identity);
         assert_eq!(again.lookup(&call).await.unwrap().unwrap().receipt, Some(receipt));
         assert!(again.lookup(&CallId::random()).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_deleted_session_leaves_its_ids_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (session, call) = (SessionId::parse("s1").unwrap(), CallId::random());
+        let journal = open(dir.path());
+        journal.start(start(&call)).await.unwrap();
+        let mut receipt = unknown_outcome(&start(&call), journal.identity());
+        receipt.content = vec![crate::tools::files::text("SECRET-CANARY-receipt")];
+        journal.finish(&receipt).await.unwrap();
+
+        journal.delete_session(&session).await.unwrap();
+        journal.finish(&receipt).await.unwrap();
+
+        let again = journal.admit(&call, &session, "uid:1", 9).await.unwrap();
+        assert!(matches!(again, Admitted::Spent), "{again:?}");
+        assert!(journal.lookup(&call).await.unwrap().is_none());
+        let new = journal.admit(&CallId::random(), &session, "uid:1", 9).await.unwrap();
+        assert!(matches!(new, Admitted::New(Fenced::Deleted)), "{new:?}");
+        let late = journal.start(start(&CallId::random())).await.unwrap();
+        assert_eq!(late, Fenced::Deleted);
+        let owner = journal.session_owner(&session).await.unwrap();
+        assert_eq!(owner.as_deref(), Some("uid:1"));
+        for file in ["journal.db", "journal.db-wal"] {
+            let bytes = std::fs::read(dir.path().join(file)).unwrap();
+            let found = bytes.windows(13).any(|window| window == b"SECRET-CANARY");
+            assert!(!found, "what was printed is still in {file}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_journal_of_the_first_version_is_taken_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let call = CallId::random();
+        let old = Connection::open(dir.path().join("journal.db")).unwrap();
+        old.execute_batch(tables::MIGRATIONS[0]).unwrap();
+        let values = format!("'{call}', 's1', 'uid:1', 'd', 'bash', 't', 1, NULL");
+        old.execute_batch(&format!(
+            "INSERT INTO identity VALUES ('journal_old'); INSERT INTO calls VALUES ({values});
+             INSERT INTO sessions VALUES ('s1', 'uid:1', 7); PRAGMA user_version = 1;"
+        ))
+        .unwrap();
+        drop(old);
+
+        let journal = open(dir.path());
+
+        assert_eq!(journal.identity(), "journal_old");
+        assert!(journal.lookup(&call).await.unwrap().unwrap().receipt.is_some());
+        let stale = journal.start(start(&CallId::random())).await.unwrap();
+        assert_eq!(stale, Fenced::Stale { highest: 7 });
     }
 
     #[tokio::test]

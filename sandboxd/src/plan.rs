@@ -105,10 +105,21 @@ pub enum PlanError {
     Reserved { target: PathBuf, hidden: &'static str },
     #[error("cannot mount twice at {target}")]
     Twice { target: PathBuf },
+    #[error(
+        "packages are asked for, which this version cannot install: have them in the root, or \
+         install them in the sandbox"
+    )]
+    Packages,
+    #[error(
+        "limits are required, and this version limits disk for each file only, not for the whole \
+         workspace"
+    )]
+    Limits,
 }
 
 /// Says what a sandbox of this policy will be.
 pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, PlanError> {
+    check_means(table)?;
     let workspace = Mount {
         source: clean(&facts.workspace)?,
         target: WORKSPACE.into(),
@@ -147,6 +158,15 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
         landlock_floor: table.landlock_floor,
         ports: facts.ports.clone(),
     })
+}
+
+/// Refuses what would silently be less than the policy says.
+fn check_means(table: &SandboxTable) -> Result<(), PlanError> {
+    match table {
+        SandboxTable { packages, .. } if !packages.is_empty() => Err(PlanError::Packages),
+        SandboxTable { limits_required: true, .. } => Err(PlanError::Limits),
+        _ => Ok(()),
+    }
 }
 
 /// An absolute path without `.`, `..` and doubled slashes.
@@ -274,6 +294,17 @@ mod tests {
         }
         assert!(with_mount("/data", "/data").is_ok());
         assert!(with_mount("/data", "/workspace/data").is_ok());
+    }
+
+    #[test]
+    fn what_this_version_cannot_do_is_refused_and_not_left_out() {
+        let mut packages = policies::Packages::default();
+        packages.pip.push("requests".into());
+        let packages = SandboxTable { packages, ..SandboxTable::default() };
+        let limits = SandboxTable { limits_required: true, ..SandboxTable::default() };
+
+        assert_eq!(plan(&packages, &facts()), Err(PlanError::Packages));
+        assert_eq!(plan(&limits, &facts()), Err(PlanError::Limits));
     }
 
     #[test]

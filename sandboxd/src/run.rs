@@ -209,7 +209,7 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     ipc::daemon::ready("serving");
     tracing::info!(journal = service.journal.identity(), "ready");
 
-    let outcome = until_told_to_stop(&sandboxes.broken).await;
+    let outcome = until_told_to_stop(&sandboxes).await;
     ipc::daemon::stopping();
     tracing::info!("draining");
     stop.cancel();
@@ -222,13 +222,15 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     outcome
 }
 
-async fn until_told_to_stop(broken: &CancellationToken) -> Result<(), RunError> {
+/// The end of the zygote ends this daemon too: there can be no new one in a process with threads,
+/// and its cells have ended with it. Whoever started the daemon starts it again.
+async fn until_told_to_stop(sandboxes: &Sandboxes) -> Result<(), RunError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(start("cannot await signals"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(start("cannot await signals"))?;
     tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        () = broken.cancelled() => Err(RunError::Broken),
+        () = sandboxes.cannot_be_made() => Err(RunError::Broken),
     }
 }
 

@@ -4,8 +4,13 @@
 //! [`make`] is its beginning, in order: policy, workspace, plan, cell, lease, trusted
 //! certificates. [`watch`] is the rest: it waits for the first of the possible ends, kills what is
 //! left, gives the lease back. The workspace is kept. A call holds an [`InUse`] while it runs, so
-//! that a sandbox is never taken for idle under it. Cells are made when they are needed, which
-//! takes milliseconds; where [`make`] asks the zygote is the place for a pool.
+//! that a sandbox is never taken for idle under it.
+//!
+//! Cells are made when they are needed, which takes milliseconds. A pool of half-made ones has its
+//! place where [`make`] asks the zygote, and needs a later mount of the workspace: a finished cell
+//! has dropped the host's tree and may make no mount namespace, which a detached mount counts as,
+//! while an unprivileged zygote can take none for it. So a pooled cell would have to stop before
+//! that step, by environment and its policy's generation, and be told its workspace then.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -120,8 +125,8 @@ pub struct Sandboxes {
     /// Whose shell ended with a sandbox while no call ran: told at its next command.
     lost_shells: Mutex<HashSet<Key>>,
     watchers: TaskTracker,
-    /// Cancelled when no sandbox can be made any more: the daemon has to end.
-    pub broken: CancellationToken,
+    /// Cancelled when the zygote does not answer.
+    broken: CancellationToken,
 }
 
 impl Sandboxes {
@@ -201,6 +206,14 @@ impl Sandboxes {
             sandbox.removed.cancel();
         });
         in_use.ok_or_else(|| Fault::new(Code::Internal, "a new sandbox takes no call"))
+    }
+
+    /// Returns when no sandbox can be made any more: the daemon has to end.
+    pub async fn cannot_be_made(&self) {
+        tokio::select! {
+            () = self.zygote.ended() => {}
+            () = self.broken.cancelled() => {}
+        }
     }
 
     pub fn living(&self) -> Vec<Arc<Sandbox>> {

@@ -124,7 +124,8 @@ impl Groups {
                 "cgroup v2: memory and processes for the sandbox; rlimits: file size".to_owned()
             }
             Self::None(why) => format!(
-                "rlimits: processes for the sandbox, memory and file size for each process ({why})"
+                "rlimits: processes for the sandbox, memory and file size for each process; a \
+                 command that ran out of memory cannot be told from another that failed ({why})"
             ),
         }
     }

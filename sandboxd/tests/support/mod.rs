@@ -35,6 +35,16 @@ pub struct Daemon {
 
 impl Daemon {
     pub async fn start() -> Self {
+        Self::start_with(spawn).await
+    }
+
+    /// As [`Daemon::start`], with its state on a disk of this many megabytes; one that is killed is
+    /// started once more, on the same disk.
+    pub async fn start_on_small_disk(megabytes: u32) -> Self {
+        Self::start_with(|layout| spawn_on_small_disk(layout, megabytes)).await
+    }
+
+    async fn start_with(spawn: impl Fn(&Layout) -> Child) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let layout = Layout::below(directory.path());
         std::fs::create_dir(&layout.policies).unwrap();
@@ -42,6 +52,10 @@ impl Daemon {
         policy(&layout.policies, "refused", "");
         policy(&layout.policies, "small", "processes = 32");
         policy(&layout.policies, "brief", "idle-timeout = \"1s\"");
+        policy(&layout.policies, "lean", "memory = \"96MiB\"");
+        policy(&layout.policies, "strict", "limits = \"required\"");
+        policy(&layout.policies, "packed", "packages = { pip = [\"requests==2.32.5\"] }");
+        policy(&layout.policies, "rootless", "root = \"/nonexistent\"");
         let proxyd = Some(FakeProxyd::start(&layout));
         let child = spawn(&layout);
         let mut daemon = Self { layout, proxyd, child, _directory: directory };
@@ -69,21 +83,32 @@ impl Daemon {
         Client::new(self.layout.sandboxd())
     }
 
-    pub fn kill_hard(&self) {
-        kill(self.child.id());
+    /// Process id of the daemon itself.
+    pub async fn pid(&self) -> u32 {
+        let health: ipc::sandbox::Health = self.client().get("/v1/health").await.unwrap();
+        health.pid
     }
 
-    pub async fn stop(&mut self, patience: Duration) -> ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    /// How the daemon ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < patience, "sandboxd does not end");
+            assert!(begun.elapsed() < DEADLINE, "sandboxd does not end");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    pub fn kill_hard(&self) {
+        kill(self.child.id());
+    }
+
+    pub async fn stop(&mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.ended().await
     }
 
     pub fn request(&self, session: &SessionId, tool: &str, input: Value) -> Execute {
@@ -168,18 +193,34 @@ fn policy(directory: &Path, name: &str, sandbox: &str) {
 }
 
 fn spawn(layout: &Layout) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sandboxd"));
+    command.args(arguments(layout)).stdin(Stdio::null()).spawn().unwrap()
+}
+
+/// In a user and a mount namespace of the test's own, where it may mount.
+fn spawn_on_small_disk(layout: &Layout, megabytes: u32) -> Child {
+    std::fs::create_dir_all(&layout.state).unwrap();
+    let mount = format!("mount -t tmpfs -o size={megabytes}m,mode=0700 tmpfs \"$0\"");
+    // Whatever becomes of the shell becomes of the daemon.
+    let daemon = "setpriv --pdeathsig KILL \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+    command.arg(format!("{mount} && {{ {daemon}; {daemon}; }}")).arg(&layout.state);
+    command.arg(env!("CARGO_BIN_EXE_sandboxd")).args(arguments(layout));
+    command.stdin(Stdio::null()).spawn().unwrap()
+}
+
+fn arguments(layout: &Layout) -> Vec<std::ffi::OsString> {
     let log = std::env::var("TEST_LOG").unwrap_or_else(|_| "error".into());
-    Command::new(env!("CARGO_BIN_EXE_sandboxd"))
-        .arg("--runtime-dir")
-        .arg(&layout.runtime)
-        .arg("--state-dir")
-        .arg(&layout.state)
-        .arg("--policies-dir")
-        .arg(&layout.policies)
-        .args(["--log", &log])
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap()
+    let mut arguments = vec!["--log".into(), log.into()];
+    for (flag, directory) in [
+        ("--runtime-dir", &layout.runtime),
+        ("--state-dir", &layout.state),
+        ("--policies-dir", &layout.policies),
+    ] {
+        arguments.extend([flag.into(), directory.into()]);
+    }
+    arguments
 }
 
 pub fn kill(pid: u32) {
