@@ -1,14 +1,15 @@
 //! The protocol of Cleanhands: who connects to whom, over which socket, saying what.
 //!
-//! | socket | kind | served by | called by | carries |
-//! |---|---|---|---|---|
-//! | `proxyd.sock` | HTTP/1.1 + JSON | proxyd | operator, harnessd | secrets in, audit out, scrub ([`vault`]) |
-//! | `proxyd-lease.sock` | SEQPACKET | proxyd | sandboxd, harnessd | [`lease`] messages with listeners attached |
-//! | `proxyd-egress.sock` | HTTP/1.1 proxy | proxyd | harnessd, explicit clients | CONNECT and absolute-form, with a lease token |
-//! | `sandboxd.sock` | HTTP/1.1 + JSON | sandboxd | harnessd, operator | [`sandbox`] messages: execute, calls, sandboxes |
-//! | `sandboxd-exec.sock` | SEQPACKET | sandboxd | operator | [`sandbox::ExecRequest`] with stdio attached; workspaces |
-//! | `harnessd.sock` | HTTP/1.1 + JSON | harnessd | agents' clients, operator | the Managed Agents wire API, [`session`] |
+//! | socket | kind | called by | carries |
+//! |---|---|---|---|
+//! | `proxyd.sock` | HTTP | operator, harnessd | secrets in, audit out, scrub ([`vault`]) |
+//! | `proxyd-lease.sock` | SEQPACKET | sandboxd, harnessd | [`lease`]s, with listeners |
+//! | `proxyd-egress.sock` | HTTP proxy | harnessd, others | CONNECT, absolute-form, a token |
+//! | `sandboxd.sock` | HTTP | harnessd, operator | calls and sandboxes ([`sandbox`]) |
+//! | `sandboxd-exec.sock` | SEQPACKET | operator | commands with their stdio; workspaces |
+//! | `harnessd.sock` | HTTP | clients, operator | the Managed Agents API; [`session`] |
 //!
+//! HTTP is version 1.1 with JSON bodies. A socket is served by the daemon that it is named after.
 //! Callers are known by `SO_PEERCRED` ([`peer`]), never by what they say. The HTTP sockets carry no
 //! descriptors; the SEQPACKET sockets carry nothing else but one JSON object a message, of at most
 //! [`fd::MESSAGE_BYTES_MAX`] bytes. This crate holds messages and plumbing: no policy, no

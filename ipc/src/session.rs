@@ -3,7 +3,7 @@
 //! | call | answer |
 //! |---|---|
 //! | `GET /cleanhands/v1/health` | [`Health`] |
-//! | `GET /cleanhands/v1/sessions/ID/log?after=SEQ&limit=N` | `{"events":[LogEvent…]}`: the log itself |
+//! | `GET /cleanhands/v1/sessions/ID/log?after=SEQ&limit=N` | `{"events":[LogEvent…]}` |
 //! | `GET /cleanhands/v1/sessions/ID/verify` | [`crate::vault::ChainReport`] |
 //! | `POST /cleanhands/v1/keys` with a [`KeyRequest`] | [`NewKey`]: a key of the loopback port |
 //! | `GET /cleanhands/v1/keys` | [`KeyList`] |

@@ -1,4 +1,4 @@
-//! Sealing of values: XChaCha20-Poly1305, a random nonce in front, what a value belongs to bound in.
+//! Sealing of values: XChaCha20-Poly1305, a random nonce in front, and bound to what it belongs to.
 
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
