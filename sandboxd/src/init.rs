@@ -19,7 +19,8 @@
 //! 13. Say so, with the egress sockets.
 //!
 //! A step that fails ends the cell, with its name and the reason sent first. PID 1 keeps its
-//! capabilities, which hold inside the cell alone: it needs them to confine commands. It reads messages of sandboxd's only, and ends when their socket does.
+//! capabilities, which hold inside the cell alone: it needs them to confine commands. It reads
+//! messages of sandboxd's only, and ends when their socket does.
 
 mod command;
 mod confine;

@@ -29,7 +29,7 @@ const ETC: &[&str] = &[
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
-    // Trust stores, the layouts of Debian, Arch and Red Hat, without the directories of private keys.
+    // Trust stores, as Debian, Arch and Red Hat lay them out, without directories of private keys.
     "ca-certificates.conf",
     "ca-certificates/extracted",
     "ssl/certs",
@@ -331,21 +331,24 @@ fn attach(sources: Sources) -> Result<()> {
     Ok(())
 }
 
-/// Opens what a mount goes onto, component by component and through no link: a workspace may hold
-/// links that commands of an earlier sandbox planted, and the host's tree is still in reach.
-/// A directory that is missing inside a mount is made.
+/// Opens what a mount goes onto, through no link: a workspace may hold links that commands of an
+/// earlier sandbox planted, and the host's tree is still in reach. A directory that is missing
+/// inside a mount is made.
 fn target_of(source: &Source) -> Result<OwnedFd> {
-    use rustix::fs::{Mode, OFlags, mkdirat, openat};
+    use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = openat(CWD, ".", flags | OFlags::DIRECTORY, Mode::empty())?;
-    let names: Vec<_> = source.target.iter().collect();
-    for (position, name) in names.iter().enumerate() {
-        let directory = source.directory || position + 1 < names.len();
-        let flags = if directory { flags | OFlags::DIRECTORY } else { flags };
-        at = match openat(&at, *name, flags, Mode::empty()) {
-            Err(rustix::io::Errno::NOENT) if directory => {
-                mkdirat(&at, *name, Mode::from_raw_mode(0o755))?;
-                openat(&at, *name, flags, Mode::empty())?
+    let of = |directory: bool| if directory { flags | OFlags::DIRECTORY } else { flags };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    match openat2(CWD, &source.target, of(source.directory), Mode::empty(), resolve) {
+        Err(rustix::io::Errno::NOENT) if source.directory => {}
+        other => return Ok(other?),
+    }
+    let mut at = openat(CWD, ".", of(true), Mode::empty())?;
+    for name in &source.target {
+        at = match openat(&at, name, of(true), Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => {
+                mkdirat(&at, name, Mode::from_raw_mode(0o755))?;
+                openat(&at, name, of(true), Mode::empty())?
             }
             other => other?,
         };

@@ -69,7 +69,7 @@ fn commit(connection: &mut Connection, path: &Path, batch: impl Iterator<Item = 
         }
         // A full disk, for one, ends the whole transaction and not the operation alone.
         if tx.is_autocommit() && lost.is_none() {
-            lost = done.err().or_else(|| Some(JournalError::Ended));
+            lost = done.err().or(Some(JournalError::Ended));
         }
     }
     let committed = match lost {
