@@ -106,6 +106,10 @@ impl Journal {
             path: path.to_path_buf(),
             why: e.to_string(),
         };
+        let reserve = Reserve::new(directory);
+        // Taking up what an earlier process left must be possible on a full disk. It is held again
+        // before the first call.
+        reserve.give_up();
         let mut connection = Connection::open(&path).map_err(fail)?;
         let identity = tables::prepare(&mut connection, &path)?;
         let tx = connection.transaction().map_err(fail)?;
@@ -120,7 +124,6 @@ impl Journal {
         thread
             .spawn(move || thread::serve(connection, &of_thread, &received))
             .map_err(|e| JournalError::Database { path: path.to_path_buf(), why: why(e) })?;
-        let reserve = Reserve::new(directory);
         Ok(Self { path, identity: identity.into(), reserve, requests })
     }
 
