@@ -6,5 +6,6 @@
 
 pub mod api;
 pub mod installation;
+pub mod origin;
 pub mod upstream;
 pub mod wait;

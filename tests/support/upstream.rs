@@ -96,7 +96,7 @@ fn answer(
 }
 
 /// A CA and a certificate for `hosts` issued by it.
-fn tls(hosts: &[&str]) -> (ServerConfig, String) {
+pub(crate) fn tls(hosts: &[&str]) -> (ServerConfig, String) {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
     let ca_key = KeyPair::generate().unwrap();
     let mut ca = CertificateParams::default();

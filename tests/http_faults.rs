@@ -1,0 +1,307 @@
+//! Promise: HTTP that a sandbox makes up is judged request by request, and what is allowed arrives
+//! as it was sent, with its credential, whatever its method and size.
+#![allow(clippy::unwrap_used)]
+
+use cleanhands_tests::installation::{Installation, Setup};
+use cleanhands_tests::origin::{Origin, ok};
+
+const TOKEN: &str = "SECRET-CANARY-http-91d3c07be5a4";
+const POLICY: &str = r#"
+[sandbox]
+root = "host"
+[[egress.allow]]
+hosts = ["api.example"]
+methods = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
+credential = "api"
+addresses = ["127.0.0.1/32"]
+[[egress.allow]]
+hosts = ["read.example"]
+methods = ["GET"]
+addresses = ["127.0.0.1/32"]
+[credentials.api]
+secret = "local:api"
+inject = { bearer = true }
+hosts = ["api.example"]
+env = "API_TOKEN"
+"#;
+
+/// A client that sends bytes as they are.
+const CLIENT: &str = r#"
+import re, socket, ssl
+def tls(host, name=None):
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    plain = socket.create_connection((host, 443), 30)
+    return context.wrap_socket(plain, server_hostname=name or host)
+def answers(stream, *requests):
+    """Sends all, reads to the end, gives the status of each answer."""
+    got = b""
+    try:
+        for request in requests:
+            stream.sendall(request)
+        while True:
+            piece = stream.recv(65536)
+            if not piece: break
+            got += piece
+    except OSError: pass
+    return b" ".join(re.findall(rb"HTTP/1\.1 (\d+) ", got)).decode()
+"#;
+
+async fn started() -> (Installation, Origin) {
+    let hosts = ["api.example", "read.example"];
+    let origin = Origin::start(&hosts, |request| match request.method() {
+        "HEAD" => b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n".to_vec(),
+        _ => ok("", b"ok"),
+    })
+    .await;
+    let mut setup = Setup::default().policy("dev", POLICY);
+    for host in hosts {
+        setup = origin.behind(host, setup);
+    }
+    let installation = tokio::task::block_in_place(|| Installation::start(&setup));
+    installation.store_secret("api", TOKEN).await;
+    (installation, origin)
+}
+
+/// Runs a shell script inside; gives its output.
+fn shell(installation: &Installation, script: &str) -> String {
+    let (status, out, err) = tokio::task::block_in_place(|| installation.shell("dev", script));
+    assert_eq!(status, Some(0), "{out}\n{err}");
+    out
+}
+
+fn python(installation: &Installation, program: &str) -> String {
+    shell(installation, &format!("python3 - <<'PROGRAM'\n{CLIENT}{program}\nPROGRAM"))
+}
+
+/// What stands in a Python program for these bytes.
+fn bytes(text: &str) -> String {
+    format!("bytes.fromhex(\"{}\")", hex::encode(text))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_two_parsers_could_cut_differently_is_refused_and_reaches_nobody() {
+    let (installation, origin) = started().await;
+    let hidden = "0\r\n\r\nGET /hidden HTTP/1.1\r\nHost: api.example\r\n\r\n";
+    let shapes = [
+        ("Content-Length: 5\r\nContent-Length: 6\r\n", hidden),
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", hidden),
+        ("Transfer-Encoding: chunked,\r\n", hidden),
+        ("Transfer-Encoding:\tchunked\r\n", hidden),
+        ("Transfer-Encoding: chunked, gzip\r\n", hidden),
+        ("Transfer-Encoding: gzip, chunked\r\n", hidden),
+        ("Transfer-Encoding : chunked\r\n", hidden),
+        ("Transfer-Encoding: \"chunked\"\r\n", hidden),
+        ("Content-Length: +5\r\n", hidden),
+        ("Content-Length: 5, 5\r\n", hidden),
+        ("Content-Length: 0x5\r\n", hidden),
+        ("Content-Length: 18446744073709551621\r\n", hidden),
+        ("X: y\r\n Content-Length: 5\r\n", hidden),
+        ("X: y\nContent-Length: 5\n", hidden),
+        ("X: a\0b\r\n", ""),
+        ("Host: read.example\r\n", ""),
+    ];
+    let requests: Vec<String> = shapes
+        .iter()
+        .map(|(fields, body)| {
+            bytes(&format!("POST /first HTTP/1.1\r\nHost: api.example\r\n{fields}\r\n{body}"))
+        })
+        .collect();
+    let program = format!(
+        "for request in [{}]: print(answers(tls(\"api.example\"), request))",
+        requests.join(", ")
+    );
+
+    let out = python(&installation, &program);
+
+    let statuses: Vec<&str> = out.lines().collect();
+    assert_eq!(statuses.len(), shapes.len(), "{out}");
+    for (shape, status) in shapes.iter().zip(statuses) {
+        // One answer, and the connection is closed: what came behind was not read as a request.
+        assert_eq!(status, "400", "{shape:?}");
+    }
+    assert!(origin.seen().is_empty(), "{:?}", origin.seen());
+    let audit = installation.audit().await;
+    assert!(audit.iter().all(|r| r.kind != ipc::vault::AuditKind::Allowed), "{audit:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_second_request_of_a_connection_is_judged_like_the_first() {
+    let (installation, origin) = started().await;
+    let get = "GET /1 HTTP/1.1\r\nHost: read.example\r\n\r\n";
+    let post = "POST /2 HTTP/1.1\r\nHost: read.example\r\nContent-Length: 0\r\n\
+                Connection: close\r\n\r\n";
+    let other = "GET https://api.example/3 HTTP/1.1\r\nHost: read.example\r\n\
+                 Connection: close\r\n\r\n";
+    let program = format!(
+        "for second in [{}, {}]: print(answers(tls(\"read.example\"), {}, second))",
+        bytes(post),
+        bytes(other),
+        bytes(get)
+    );
+
+    let out = python(&installation, &program);
+
+    assert_eq!(out, "200 403\n200 421\n");
+    assert!(origin.seen().iter().all(|r| r.target() == "/1"), "{:?}", origin.seen());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_allowed_name_is_a_front_for_another() {
+    let (installation, origin) = started().await;
+    let request =
+        |host: &str| bytes(&format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"));
+    let program = format!(
+        "print(answers(tls('read.example'), {api}))\n\
+         print(answers(tls('read.example', 'api.example'), {api}))\n\
+         print(answers(tls('read.example', 'api.example'), {read}))",
+        api = request("api.example"),
+        read = request("read.example")
+    );
+
+    let over_h1 = python(&installation, &program);
+    let over_h2 = shell(
+        &installation,
+        "curl -sS -o /dev/null -w '%{http_code} %{http_version}' --http2 \
+         -H 'Host: api.example' https://read.example/",
+    );
+
+    assert_eq!(over_h1, "421\n421\n421\n");
+    assert_eq!(over_h2, "421 2");
+    assert!(origin.seen().is_empty(), "{:?}", origin.seen());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_credential_arrives_whatever_the_size_of_the_body() {
+    let (installation, origin) = started().await;
+    let mib = 1 << 20;
+    let sizes = [mib - 1, mib + 1, 32 * mib];
+    for size in sizes {
+        let script = format!(
+            "head -c {size} /dev/zero | tr '\\0' x | curl -sS -o /dev/null -w '%{{http_code}}' \
+             --data-binary @- https://api.example/upload"
+        );
+
+        assert_eq!(shell(&installation, &script), "200", "{size}");
+    }
+
+    let seen = origin.seen();
+    assert_eq!(seen.iter().map(|r| r.body.len()).collect::<Vec<_>>(), sizes);
+    for request in seen {
+        assert_eq!(request.values("authorization"), [format!("Bearer {TOKEN}")]);
+        assert!(request.body.iter().all(|byte| *byte == b'x'));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_credential_arrives_whatever_the_method_and_the_placeholder_never_does() {
+    let (installation, origin) = started().await;
+    let methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
+    let script = format!(
+        "echo \"$API_TOKEN\"; for m in {}; do for v in 1.1 2; do \
+         [ $m = HEAD ] && set -- -I || set -- -X $m -d body; \
+         curl -sS -o /dev/null -w '%{{http_code}}\\n' --http$v \
+         -H \"Authorization: Bearer $API_TOKEN\" \"$@\" https://api.example/; done; done",
+        methods.join(" ")
+    );
+
+    let out = shell(&installation, &script);
+
+    let (placeholder, statuses) = out.split_once('\n').unwrap();
+    assert!(placeholder.len() > 8, "{out}");
+    assert!(statuses.lines().all(|status| status == "200"), "{out}");
+    let seen = origin.seen();
+    assert_eq!(seen.len(), 2 * methods.len());
+    for (request, method) in seen.iter().zip(methods.iter().flat_map(|m| [m, m])) {
+        assert_eq!(request.method(), *method);
+        assert_eq!(request.values("authorization"), [format!("Bearer {TOKEN}")]);
+        assert!(!request.head.contains(placeholder), "{}", request.head);
+    }
+}
+
+/// Fifty targets that a careful proxy might be tempted to tidy up.
+fn odd_targets() -> Vec<String> {
+    let mut targets: Vec<String> = [
+        "/",
+        "/?",
+        "/??",
+        "/?=",
+        "/?&",
+        "/?a",
+        "/?a=",
+        "/?=b",
+        "/?a=b=c",
+        "/?a&b",
+        "/?a&&b",
+        "/;",
+        "/;a=b",
+        "/a;b/c",
+        "/a:b",
+        "/a@b",
+        "/a,b",
+        "/a+b",
+        "/a%20b",
+        "/a%2Fb",
+        "/a%2fb",
+        "/%41",
+        "/%7e",
+        "/%7E",
+        "/~",
+        "/a!b$c'(d)*e",
+        "/a/?b/c",
+        "/a/",
+        "/a//b",
+        "//a",
+        "/a/b/",
+        "/A/b",
+        "/a%c3%bc",
+        "/a%C3%BC",
+        "/?q=%C3%BC",
+        "/?q=a+b%20c",
+        "/?q=%2B",
+        "/?a;b",
+        "/?a[]=1&a[]=2",
+        "/?a%5B%5D=1",
+        "/?x='y'",
+        "/?http://b.example/",
+        "/?a=%00",
+        "/a.b",
+        "/a..b",
+        "/...",
+        "/-._~",
+        "/?-._~:/@!$&'()*+,;=",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    targets.push(format!("/{}", "a".repeat(4000)));
+    targets.push(format!("/?{}", "k=v&".repeat(1000)));
+    targets
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn target_order_and_spelling_arrive_as_they_were_sent() {
+    let (installation, origin) = started().await;
+    let targets = odd_targets();
+    assert_eq!(targets.len(), 50);
+    let fields = "hOST: read.example\r\nX-b: 1\r\nx-A: 2\r\nX-b: 3\r\nAccept: */*\r\n";
+    let requests: Vec<String> =
+        targets.iter().map(|t| bytes(&format!("GET {t} HTTP/1.1\r\n{fields}\r\n"))).collect();
+    let program = format!(
+        "stream = tls('read.example')\n\
+         for request in [{}]:\n  \
+           stream.sendall(request); got = b''\n  \
+           while not got.endswith(b'\\r\\n\\r\\nok'):\n    \
+             piece = stream.recv(65536)\n    \
+             if not piece: raise SystemExit(got)\n    \
+             got += piece",
+        requests.join(", ")
+    );
+
+    python(&installation, &program);
+
+    let seen = origin.seen();
+    assert_eq!(seen.len(), targets.len());
+    for (request, target) in seen.iter().zip(targets) {
+        assert_eq!(request.head, format!("GET {target} HTTP/1.1\r\n{fields}\r\n"));
+    }
+}
