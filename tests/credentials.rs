@@ -72,7 +72,7 @@ fn forms(value: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// What gives a value away wherever it stands: each form without the ends that its neighbours share.
+/// What gives a value away: each form without the ends that its neighbours share.
 fn needles(value: &str) -> Vec<Vec<u8>> {
     forms(value).into_iter().map(|(_, f)| f.as_bytes()[4..f.len() - 4].to_vec()).collect()
 }

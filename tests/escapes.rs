@@ -1,4 +1,4 @@
-//! Promise: no socket, signal, odd system call or other architecture's entry leads out of a sandbox.
+//! Promise: no socket, signal, odd system call or other entry to the kernel leads out of a sandbox.
 #![allow(clippy::unwrap_used)]
 
 use std::os::linux::net::SocketAddrExt;
