@@ -153,7 +153,10 @@ pub fn verify(registered: &Registered) -> Result<Workspace, Fault> {
             Code::Missing,
             format!("workspace {}: {}", registered.path, crate::tools::reach::reason(error)),
         )
-        .with_hint("sandboxd must be able to reach the directory by this path")),
+        .with_hint(
+            "sandboxd must be able to reach the directory by this path: as a service it sees only \
+             what its unit lets in (BindPaths=)",
+        )),
     }
 }
 
