@@ -136,6 +136,28 @@ async fn an_interrupt_ends_the_call_and_the_turn_and_the_next_message_begins_ano
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn shell_commands_run_in_the_order_of_the_answer_and_none_begins_after_an_interrupt() {
+    let rig = Rig::new(json!([turn("", &["one", "two", "hold", "three"]), turn("Again.", &[])]));
+    let daemon = rig.daemon().await;
+    let session = session(&daemon.client).await;
+    say(&daemon.client, &session, "go").await;
+    until("the third call to run", || async { rig.sandboxd.runs().get("hold").copied() }).await;
+
+    let asked: Vec<String> =
+        rig.sandboxd.asked().iter().map(|c| c.input["command"].to_string()).collect();
+    send(&daemon.client, &session, json!({ "type": "user.interrupt" })).await;
+    let events = idle(&rig.log(), &session, 1).await;
+
+    assert_eq!(asked, ["\"one\"", "\"two\"", "\"hold\""]);
+    assert_eq!(rig.sandboxd.runs().get("three"), None, "a command began after the interrupt");
+    let ended = |wanted| {
+        let is = |e: &&Event| matches!(&e.body, Body::ToolResult(r) if r.outcome == wanted);
+        events.iter().filter(is).count()
+    };
+    assert_eq!((ended(CallOutcome::Finished), ended(CallOutcome::Cancelled)), (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_interrupt_while_the_model_speaks_leaves_no_answer() {
     let slow = json!({ "text": "one two three four", "first_token_ms": 1, "chunk_ms": 30_000 });
     let rig = Rig::new(json!([slow]));

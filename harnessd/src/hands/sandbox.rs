@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use ipc::fault::{Code, Fault};
 use ipc::http::Client;
 use ipc::id::{CallId, SessionId};
-use ipc::sandbox::{Content, Execute, Health, Outcome, Receipt};
+use ipc::sandbox::{CallReport, Content, Execute, Health, Outcome, Receipt};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -53,6 +53,10 @@ impl SandboxHand {
     }
 
     async fn execute(&self, call: Execute, cancel: CancellationToken) -> Result<Ended, HandError> {
+        if cancel.is_cancelled() && self.never_began(&call).await {
+            let text = "interrupted by the user before the call began";
+            return Ok(Ended::failed(CallOutcome::Cancelled, text));
+        }
         let ask = self.ask(&call);
         tokio::pin!(ask);
         tokio::select! {
@@ -94,6 +98,15 @@ impl SandboxHand {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Whether no process of ours has sent the call: it is not in the journal it was meant for.
+    async fn never_began(&self, call: &Execute) -> bool {
+        let path = format!("/v1/calls/{}", call.call);
+        match self.client.get(&path).await {
+            Ok(CallReport::Unknown { journal }) => call.journal.as_ref() == Some(&journal),
+            _ => false,
         }
     }
 

@@ -1,15 +1,20 @@
 //! Runs tool calls and appends what became of them.
 //!
 //! *Started* is appended before any call is sent; each result as soon as it is there, after
-//! proxyd has searched it. Calls of one answer run at the same time. A call that a former process
-//! started is asked for again under its id and the journal it was sent to.
+//! proxyd has searched it. Calls of one answer run at the same time, but shell commands one after
+//! another, as the model wrote them: they share one shell. A call that a former process started is
+//! asked for again under its id and the journal it was sent to.
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use ipc::sandbox::Execute;
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::hands::{Ended, HandError};
+
+/// The tool whose calls share a shell.
+const SHELL: &str = "bash";
 
 impl Run {
     pub(super) async fn run_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), WakeError> {
@@ -52,14 +57,23 @@ impl Run {
         let created = self.created()?.clone();
         let parts = Arc::clone(&self.parts);
         let session = self.session.clone();
+        let mut shell: Option<oneshot::Receiver<()>> = None;
         let mut running: FuturesUnordered<_> = calls
             .into_iter()
             .map(|call| {
                 let request = request(&call, &created, &session, self.fence);
                 let (parts, policy) = (Arc::clone(&parts), created.policy.clone());
                 let cancel = cancel.clone();
+                let (done, next) = oneshot::channel();
+                let before = (call.used.name == SHELL).then(|| shell.replace(next)).flatten();
                 async move {
-                    match parts.hand.execute(request, cancel).await {
+                    if let Some(before) = before {
+                        // An error says the same: the one before has ended.
+                        let _ = before.await;
+                    }
+                    let outcome = parts.hand.execute(request, cancel).await;
+                    drop(done);
+                    match outcome {
                         Ok(ended) => (call, Ok(parts.scrub.clean(&policy, ended).await)),
                         Err(error) => (call, Err(error)),
                     }

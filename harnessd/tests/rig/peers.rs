@@ -10,7 +10,7 @@ use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use ipc::fault::{Code, Fault};
 use ipc::id::CallId;
-use ipc::sandbox::{Content, Execute, Health, Outcome, Receipt};
+use ipc::sandbox::{CallReport, Content, Execute, Health, Outcome, Receipt};
 use ipc::vault::{Head, ScrubReply, ScrubRequest};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -112,6 +112,7 @@ fn sandboxd_router(state: Arc<SandboxdState>) -> Router {
     Router::new()
         .route("/v1/health", get(health))
         .route("/v1/execute", post(execute))
+        .route("/v1/calls/{call}", get(report))
         .route("/v1/calls/{call}/cancel", post(cancel))
         .route("/v1/sessions/{session}", delete(forget))
         .with_state(state)
@@ -197,6 +198,16 @@ fn receipt(call: &Execute, journal: &str, outcome: Outcome, text: &str) -> Recei
         layers: Vec::new(),
         journal: journal.to_owned(),
     }
+}
+
+async fn report(State(state): Shared, Part(call): Part<String>) -> Json<CallReport> {
+    let known = state.calls.lock().unwrap().get(&CallId::parse(&call).unwrap()).cloned();
+    let journal = state.journal.lock().unwrap().clone();
+    Json(match known.map(|ended| ended.borrow().clone()) {
+        None => CallReport::Unknown { journal },
+        Some(None) => CallReport::Running { sandbox: None, started_at: String::new() },
+        Some(Some(receipt)) => CallReport::Ended { receipt: Box::new(receipt) },
+    })
 }
 
 async fn cancel(State(state): Shared, Part(call): Part<String>) -> Json<Value> {
