@@ -20,8 +20,10 @@ const HTTP_PORT: u16 = 80;
 
 // linux/rtnetlink.h, linux/if.h
 const NEW_LINK: u16 = 16;
+const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
 const ROUTE_OUT_INTERFACE: u16 = 4;
+const ADDRESS_LOCAL: u16 = 2;
 const LOOPBACK_INDEX: u32 = 1;
 const INTERFACE_UP: u32 = 1;
 const TABLE_LOCAL: u8 = 255;
@@ -30,6 +32,13 @@ const SCOPE_HOST: u8 = 254;
 const TYPE_LOCAL: u8 = 2;
 const FAMILY_IPV4: u8 = 2;
 const FAMILY_IPV6: u8 = 10;
+const SCOPE_UNIVERSE: u8 = 0;
+
+/// Addresses of `lo` beside its own, from the ranges for documentation. They are there to be seen:
+/// a program that asks only for the families that its host has (`AI_ADDRCONFIG`) does not count
+/// 127.0.0.1 and ::1, and would find no name at all.
+const OWN_IPV4: [u8; 4] = [192, 0, 2, 1];
+const OWN_IPV6: [u8; 16] = [0x20, 0x01, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 /// The way out of a cell.
 #[derive(Debug)]
@@ -63,6 +72,15 @@ pub fn loopback() -> rustix::io::Result<()> {
         let mut add = Messages::default();
         add.push(NEW_ROUTE, REQUEST | ACKNOWLEDGE | CREATE, 1, &route, |body| {
             body.bytes(ROUTE_OUT_INTERFACE, &LOOPBACK_INDEX.to_ne_bytes());
+        });
+        socket.request(&add)?;
+    }
+    for (family, bits, own) in [(FAMILY_IPV4, 32, &OWN_IPV4[..]), (FAMILY_IPV6, 128, &OWN_IPV6)] {
+        let mut address = vec![family, bits, 0, SCOPE_UNIVERSE];
+        address.extend(LOOPBACK_INDEX.to_ne_bytes());
+        let mut add = Messages::default();
+        add.push(NEW_ADDRESS, REQUEST | ACKNOWLEDGE | CREATE, 1, &address, |body| {
+            body.bytes(ADDRESS_LOCAL, own);
         });
         socket.request(&add)?;
     }
