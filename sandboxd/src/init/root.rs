@@ -4,17 +4,20 @@
 //! process still owns what sandboxd owns; then the new root is built over a directory of the old
 //! one, entered, and the old one dropped. Every mount is nosuid; all but devices nodev.
 
+use std::ffi::OsString;
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
-use crate::plan::{HOME, Mount, SandboxPlan};
+use crate::plan::{self, HOME, SandboxPlan};
 use crate::sys::mount::{Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes};
 
 /// Directories of the root that hold programs; what is a symbolic link there is one here.
@@ -83,6 +86,10 @@ const ROOT_OPTIONS: &std::ffi::CStr = c"mode=0755,size=32m,nr_inodes=4096";
 /// with its dependencies.
 const SCRATCH_INODES: u64 = 1_000_000;
 
+/// How often a file of the root is opened again when the kernel asks for that: each mount that is
+/// made somewhere at that moment is a reason to.
+const OPEN_TRIES_MAX: u32 = 1000;
+
 /// Something of the host, taken as a detached mount.
 #[derive(Debug)]
 pub struct Source {
@@ -116,11 +123,12 @@ pub fn separate() -> Result<()> {
 pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Sources> {
     let mut taken = Sources { sources: Vec::new(), links: Vec::new() };
     check_root(&plan.root)?;
+    let root = open_root(&plan.root)?;
     for name in SYSTEM {
-        taken.system(&plan.root, Path::new(name))?;
+        taken.system(&root, Path::new(name))?;
     }
     for name in etc_entries(&plan.root) {
-        taken.system(&plan.root, &Path::new("etc").join(name))?;
+        taken.system(&root, &Path::new("etc").join(name))?;
     }
     for device in DEVICES {
         let path = Path::new("/dev").join(device);
@@ -168,24 +176,54 @@ fn etc_entries(root: &Path) -> Vec<PathBuf> {
 
 impl Sources {
     /// A directory, file or link of the root, shown at the same place; what is absent is absent.
-    fn system(&mut self, root: &Path, name: &Path) -> Result<()> {
-        let path = root.join(name);
-        let Ok(meta) = std::fs::symlink_metadata(&path) else { return Ok(()) };
-        if meta.is_symlink() {
-            let text = std::fs::read_link(&path)?;
-            self.links.push(Link { target: name.to_owned(), text });
-        } else if meta.is_dir() || meta.is_file() {
-            let tree = detach(&path, READ_ONLY | NO_SUID | NO_DEV)?;
-            let target = name.to_owned();
-            self.sources.push(Source { tree, target, directory: meta.is_dir() });
+    fn system(&mut self, root: &OwnedFd, name: &Path) -> Result<()> {
+        let target = name.to_owned();
+        let found = match open_in(root, name, OFlags::PATH | OFlags::NOFOLLOW) {
+            Ok(found) => found,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => return Ok(()),
+            Err(error) => return Err(named(name, error.into())),
+        };
+        match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
+            FileType::Symlink => {
+                let text = rustix::fs::readlinkat(&found, "", Vec::new())?.into_bytes();
+                let text = OsString::from_vec(text).into();
+                self.links.push(Link { target, text });
+            }
+            kind @ (FileType::Directory | FileType::RegularFile) => {
+                let tree = detach_at(&found, Path::new(""), READ_ONLY | NO_SUID | NO_DEV)
+                    .map_err(|e| named(name, e))?;
+                let directory = kind == FileType::Directory;
+                self.sources.push(Source { tree, target, directory });
+            }
+            _ => {}
         }
         Ok(())
     }
 }
 
+/// A root to open files in.
+pub fn open_root(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|e| named(path, e.into()))
+}
+
+/// Opens what a program of this root would find at `path`: the links of an image lead to nothing
+/// outside of the image.
+pub fn open_in(root: &OwnedFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let mut tries = 0;
+    loop {
+        let flags = flags | OFlags::CLOEXEC;
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            // Somebody mounted or renamed something, anywhere, while a link led upward.
+            Err(Errno::AGAIN) if tries < OPEN_TRIES_MAX => tries += 1,
+            other => return other,
+        }
+    }
+}
+
 /// Opens the source of a mount, after checking that it is still what the caller showed.
-pub fn open_checked(mount: &Mount) -> Result<OwnedFd> {
-    use rustix::fs::{Mode, OFlags};
+pub fn open_checked(mount: &plan::Mount) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(&mount.source, flags, Mode::empty())
         .map_err(|e| named(&mount.source, e.into()))?;
@@ -199,29 +237,26 @@ pub fn open_checked(mount: &Mount) -> Result<OwnedFd> {
 
 /// Takes one mount of a plan. The zygote does this where owners are mapped, which needs its
 /// privileges.
-pub fn detach_checked(mount: &Mount) -> Result<OwnedFd> {
+pub fn detach_checked(mount: &plan::Mount) -> Result<OwnedFd> {
     let directory = open_checked(mount)?;
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE
-        | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = rustix::mount::open_tree(&directory, "", flags)
-        .map_err(|e| named(&mount.source, e.into()))?;
     let read_only = if mount.read_only { READ_ONLY } else { 0 };
-    let set = NO_SUID | NO_DEV | read_only;
-    set_attributes(&tree, Attributes { set, recursive: true, ..Attributes::default() })
-        .map_err(|e| named(&mount.source, e))?;
-    Ok(tree)
+    detach_at(&directory, Path::new(""), NO_SUID | NO_DEV | read_only)
+        .map_err(|e| named(&mount.source, e))
 }
 
 /// Takes a path, with all mounts below it, as a detached mount with these attributes.
 fn detach(path: &Path, set: u64) -> Result<OwnedFd> {
+    detach_at(CWD, path, set).map_err(|e| named(path, e))
+}
+
+/// The same below a directory; with an empty path, what `at` itself refers to.
+fn detach_at(at: impl AsFd, path: &Path, set: u64) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE;
-    let tree = rustix::mount::open_tree(CWD, path, flags).map_err(|e| named(path, e.into()))?;
-    set_attributes(&tree, Attributes { set, recursive: true, ..Attributes::default() })
-        .map_err(|e| named(path, e))?;
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(at, path, flags)?;
+    set_attributes(&tree, Attributes { set, recursive: true, ..Attributes::default() })?;
     Ok(tree)
 }
 
@@ -335,18 +370,18 @@ fn attach(sources: Sources) -> Result<()> {
 /// earlier sandbox planted, and the host's tree is still in reach. A directory that is missing
 /// inside a mount is made.
 fn target_of(source: &Source) -> Result<OwnedFd> {
-    use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
+    use rustix::fs::{mkdirat, openat, openat2};
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let of = |directory: bool| if directory { flags | OFlags::DIRECTORY } else { flags };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     match openat2(CWD, &source.target, of(source.directory), Mode::empty(), resolve) {
-        Err(rustix::io::Errno::NOENT) if source.directory => {}
+        Err(Errno::NOENT) if source.directory => {}
         other => return Ok(other?),
     }
     let mut at = openat(CWD, ".", of(true), Mode::empty())?;
     for name in &source.target {
         at = match openat(&at, name, of(true), Mode::empty()) {
-            Err(rustix::io::Errno::NOENT) => {
+            Err(Errno::NOENT) => {
                 mkdirat(&at, name, Mode::from_raw_mode(0o755))?;
                 openat(&at, name, of(true), Mode::empty())?
             }

@@ -11,10 +11,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::root::{cover, inside};
+use super::root::{cover, inside, open_in, open_root};
 use crate::sys::mount::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY};
 use crate::trust::{BUNDLE, BUNDLE_BYTES_MAX, OURS, SYSTEM_BUNDLES};
 
@@ -37,14 +37,12 @@ pub struct Trust {
 /// Opens the root's bundle as its own programs would find it: an image's links lead to nothing
 /// outside of the image. None: the root has none.
 pub fn original(root: &Path) -> Result<Option<Original>> {
-    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(root, directory, Mode::empty())?;
+    let root = open_root(root)?;
     // A file of an image may be a pipe, which must not be waited for.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     for path in SYSTEM_BUNDLES {
         let fail = |why: String| Error::other(format!("{path} of the root: {why}"));
-        let file = match rustix::fs::openat2(&root, *path, flags, Mode::empty(), resolve) {
+        let file = match open_in(&root, Path::new(path), flags) {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::NOTDIR) => continue,
             Err(error) => return Err(fail(Error::from(error).to_string())),

@@ -351,6 +351,11 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
     // Leads to a file of the image, not of the host.
     let link = certificates.join("ca-certificates.crt");
     std::os::unix::fs::symlink("/etc/real.pem", link).unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::create_dir(outside.path().join("certs")).unwrap();
+    open_to_all(outside.path());
+    std::fs::create_dir(image.path().join("etc/pki")).unwrap();
+    std::os::unix::fs::symlink(outside.path(), image.path().join("etc/pki/tls")).unwrap();
     std::fs::write(image.path().join("etc/os-release"), "NAME=image").unwrap();
     open_to_all(image.path());
     let root = policies::Root::Path(image.path().display().to_string());
@@ -363,7 +368,9 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
 
     assert_eq!(ran.output, "NAME=image\n/bin/bash");
     assert_eq!(ran.exit.code, Some(1));
+    let led_out = run(&cell, "[ -e /etc/pki/tls/certs ]").await;
     assert_eq!(bundle.output, "REAL\nOURS");
+    assert_eq!(led_out.exit.code, Some(1));
 }
 
 #[tokio::test]
