@@ -8,7 +8,7 @@
 //! | `POST /v1/calls/CALL/cancel` | → `{}`; the call ends with outcome `cancelled` |
 //! | `GET /v1/sandboxes` | → `{"sandboxes":[SandboxInfo…]}` |
 //! | `DELETE /v1/sandboxes/ID` | → `{}`: ends every process at once; the workspace stays |
-//! | `DELETE /v1/sessions/SESSION` | → `{}`: also removes its workspace and receipts |
+//! | `DELETE /v1/sessions/SESSION` | → `{}`: ends its sandboxes; its workspace and receipts go |
 //!
 //! A deleted session takes no call any more, and the ids of its calls stay known, so that none of
 //! them is ever run again: both are a conflict.
