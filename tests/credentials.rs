@@ -1,5 +1,5 @@
 //! Promise: what an upstream gives back, and whatever a sandbox reads of itself and of the daemons,
-//! never holds a credential; a rule that is taken back ends what it allowed.
+//! never holds a credential; a placeholder gives way to the value or goes nowhere.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -8,8 +8,6 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use cleanhands_tests::installation::{DAEMONS, Installation, Setup};
 use cleanhands_tests::origin::{Origin, Request, ok};
-use cleanhands_tests::wait;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const POLICY: &str = r#"
 [sandbox]
@@ -20,26 +18,25 @@ methods = ["GET"]
 credential = "api"
 addresses = ["127.0.0.1/32"]
 [[egress.allow]]
-hosts = ["stays.example"]
-ports = [7000]
+hosts = ["git.example"]
+methods = ["GET"]
+credential = "git"
+addresses = ["127.0.0.1/32"]
+[[egress.allow]]
+hosts = ["read.example"]
+methods = ["GET"]
 addresses = ["127.0.0.1/32"]
 [credentials.api]
 secret = "local:api"
 inject = { bearer = true }
 hosts = ["api.example"]
 env = "API_TOKEN"
+[credentials.git]
+secret = "local:git"
+inject = { basic = { user = "x-access-token" } }
+hosts = ["git.example"]
+env = "GIT_TOKEN"
 "#;
-const REVOCABLE: &str = r#"
-[[egress.allow]]
-hosts = ["goes.example"]
-ports = [7000]
-addresses = ["127.0.0.1/32"]
-[[egress.allow]]
-hosts = ["read.example"]
-methods = ["GET"]
-addresses = ["127.0.0.1/32"]
-"#;
-
 fn canary() -> String {
     // A quote, a backslash and a slash, so that JSON and URLs must write it in another way.
     format!("SECRET\"CANARY\\{}/+", ipc::id::random_text(20))
@@ -224,85 +221,43 @@ async fn a_sandbox_can_read_nothing_of_the_daemons_and_no_value_of_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_that_is_taken_back_ends_its_open_flows_and_no_other() {
-    let origin = Origin::start(&["api.example", "read.example"], |_| ok("", b"ok")).await;
-    let raw = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut setup = Setup::default().policy("dev", &format!("{POLICY}{REVOCABLE}"));
-    for host in ["api.example", "read.example"] {
-        setup = origin.behind(host, setup);
-    }
-    for host in ["goes.example", "stays.example"] {
-        setup.upstreams.insert(host.to_owned(), raw.local_addr().unwrap().port());
-    }
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = raw.accept().await {
-            tokio::spawn(async move {
-                while let Ok(byte) = stream.read_u8().await {
-                    let _ = stream.write_u8(byte).await;
-                }
-            });
-        }
-    });
-    let installation = tokio::task::block_in_place(|| Installation::start(&setup));
-    let program = r#"
-import socket, ssl
-def say(stream, data=b"x"):
-    got = b""
-    try:
-        stream.sendall(data)
-        # A whole answer: the byte that comes back, or one that ends with its body.
-        while not got.strip().endswith((b"x", b"ok", b"}")):
-            piece = stream.recv(4096)
-            if not piece: break
-            got += piece
-    except OSError: pass
-    return got.split(b"\r\n")[0]
-goes, stays = (socket.create_connection((h, 7000), 30) for h in ("goes.example", "stays.example"))
-read = ssl.create_default_context().wrap_socket(
-    socket.create_connection(("read.example", 443), 30), server_hostname="read.example")
-get = b"GET / HTTP/1.1\r\nHost: read.example\r\n\r\n"
-print(say(goes), say(stays), say(read, get)); open("ready", "w")
-goes.settimeout(50)
-try: print("goes:", goes.recv(1))
-except ConnectionResetError: print("goes: reset")
-print("stays:", say(stays))
-print("read:", say(read, get)[:12])
-print("again:", say(socket.create_connection(("goes.example", 7000), 30)))
-"#;
-    let workspace = tempfile::tempdir().unwrap();
-    let mut command = installation.command(&["exec"]);
-    command
-        .args(["--environment", "dev", "--workspace"])
-        .arg(workspace.path())
-        .args(["--", "python3", "-c", program])
-        .stdout(std::process::Stdio::piped());
-    let child = command.spawn().unwrap();
-    wait::until_async("the flows", || async {
-        workspace.path().join("ready").exists().then_some(())
+async fn a_placeholder_inside_basic_gives_way_to_the_value_and_leaks_to_no_other_host() {
+    let value = canary();
+    let hosts = ["git.example", "read.example"];
+    let origin = Origin::start(&hosts, |request| {
+        ok("", format!("before {} after", request.values("authorization").join(",")).as_bytes())
     })
     .await;
-    let since = std::time::Instant::now();
+    let mut setup = Setup::default().policy("dev", POLICY);
+    for host in hosts {
+        setup = origin.behind(host, setup);
+    }
+    let installation = tokio::task::block_in_place(|| Installation::start(&setup));
+    installation.store_secret("git", &value).await;
+    let script = "ask() { curl -s -w ' %{http_code}\\n' \"$@\"; }; \
+        ask -u \"x:$GIT_TOKEN\" https://git.example/; \
+        ask -u \"$GIT_TOKEN:x\" https://git.example/; \
+        ask \"https://x:$GIT_TOKEN@git.example/\"; \
+        ask https://git.example/; \
+        ask -o /dev/null -u \"x:$GIT_TOKEN\" https://read.example/; \
+        ask -o /dev/null -u \"$GIT_TOKEN:x\" https://read.example/; \
+        ask -o /dev/null -u \"xy:$GIT_TOKEN\" https://read.example/; \
+        ask -o /dev/null -H \"Authorization: Bearer $GIT_TOKEN\" https://read.example/; \
+        ask -o /dev/null \"https://read.example/?k=$GIT_TOKEN\"";
 
-    let policy = installation.layout.policies.join("dev.toml");
-    std::fs::write(policy, POLICY).unwrap();
-    let output = tokio::task::block_in_place(|| child.wait_with_output().unwrap());
+    let out = shell(&installation, script);
 
-    let out = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{out}");
+    let rendered = STANDARD.encode(format!("x-access-token:{value}"));
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines[0], "b'x' b'x' b'HTTP/1.1 200 OK'");
-    assert!(["goes: reset", "goes: b''"].contains(&lines[1]), "{out}");
-    assert_eq!(lines[2], "stays: b'x'");
-    assert!(["read: b'HTTP/1.1 403'", "read: b''"].contains(&lines[3]), "{out}");
-    assert_eq!(lines[4], "again: b''");
-    assert!(since.elapsed() < wait::LONG);
-    let audit = installation.audit().await;
-    let ended = audit.iter().find(|r| {
-        r.kind == ipc::vault::AuditKind::Outcome
-            && r.host.as_deref() == Some("goes.example")
-            && r.reason.as_deref().is_some_and(|reason| reason.starts_with("policy_changed"))
-    });
-    assert!(ended.is_some(), "{audit:#?}");
-    let generations: std::collections::BTreeSet<u64> = audit.iter().map(|r| r.generation).collect();
-    assert!(generations.len() >= 2, "{generations:?}");
+    assert_eq!(lines.len(), 9, "{out}");
+    for line in &lines[..4] {
+        assert!(line.starts_with("before Basic") && line.ends_with("after 200"), "{line}");
+    }
+    assert!(lines[4..].iter().all(|line| line.ends_with("403")), "{out}");
+    assert!(!out.contains(&rendered[20..]) && !holds(out.as_bytes(), &needles(&value)), "{out}");
+    let seen = origin.seen();
+    assert_eq!(seen.len(), 4, "{seen:#?}");
+    for request in seen {
+        assert_eq!(request.values("authorization"), [format!("Basic {rendered}")]);
+    }
 }

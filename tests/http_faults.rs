@@ -172,10 +172,10 @@ async fn no_allowed_name_is_a_front_for_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_credential_arrives_whatever_the_size_of_the_body() {
+async fn the_credential_and_the_length_arrive_whatever_the_size_of_the_body() {
     let (installation, origin) = started().await;
     let mib = 1 << 20;
-    let sizes = [mib - 1, mib + 1, 32 * mib];
+    let sizes = [3, mib - 1, mib + 1, 32 * mib];
     for size in sizes {
         let script = format!(
             "head -c {size} /dev/zero | tr '\\0' x | curl -sS -o /dev/null -w '%{{http_code}}' \
@@ -189,6 +189,8 @@ async fn the_credential_arrives_whatever_the_size_of_the_body() {
     assert_eq!(seen.iter().map(|r| r.body.len()).collect::<Vec<_>>(), sizes);
     for request in seen {
         assert_eq!(request.values("authorization"), [format!("Bearer {TOKEN}")]);
+        assert_eq!(request.values("content-length"), [request.body.len().to_string()]);
+        assert!(request.values("transfer-encoding").is_empty());
         assert!(request.body.iter().all(|byte| *byte == b'x'));
     }
 }
@@ -304,4 +306,29 @@ async fn target_order_and_spelling_arrive_as_they_were_sent() {
     for (request, target) in seen.iter().zip(targets) {
         assert_eq!(request.head, format!("GET {target} HTTP/1.1\r\n{fields}\r\n"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_heads_pass_up_to_the_limit_and_are_refused_in_words_beyond() {
+    let (installation, origin) = started().await;
+    // curl itself sends no field of 64 KiB over HTTP/2.
+    let script = "field() { printf 'X-Large: %*s' $1 '' | tr ' ' x | sed 's/:x/: /'; }; \
+        ask() { curl -s -o /tmp/got -w '%{http_code}\\n' \"$@\" https://read.example/; }; \
+        for v in 1.1 2; do \
+        for k in 8 16 $([ $v = 2 ] && echo 60 || echo 64); do \
+        field $((k * 1024)) > /tmp/h; ask --http$v -H @/tmp/h; done; \
+        for i in $(seq 300); do echo \"X-$i: y\"; done > /tmp/h; ask --http$v -H @/tmp/h; done; \
+        for i in $(seq 600); do echo \"X-$i: y\"; done > /tmp/h; ask --http1.1 -H @/tmp/h; \
+        cat /tmp/got";
+    let beyond = "long = b'GET / HTTP/1.1\\r\\nHost: read.example\\r\\nX: ' + b'x' * 200000\n\
+        print(answers(tls('read.example'), long + b'\\r\\n\\r\\n'))";
+
+    let out = shell(&installation, script);
+    let beyond = python(&installation, beyond);
+
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[..8], ["200"; 8], "{out}");
+    assert_eq!((lines[8], beyond.as_str()), ("431", "431\n"), "{out}");
+    assert!(out.contains("more than 512 fields"), "{out}");
+    assert_eq!(origin.seen().len(), 8);
 }
