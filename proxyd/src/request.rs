@@ -21,7 +21,7 @@ use crate::relay::exchange::{self, ExchangeError, Legs, Tally};
 use crate::relay::h1::framing::Framing;
 use crate::relay::responder::Responder;
 use crate::reply::{self, Form, Refusal};
-use crate::scrub::ACCEPTED_ENCODINGS;
+use crate::scrub::{self, ACCEPTED_ENCODINGS};
 use crate::upstream::{Link, UpstreamError, Want};
 
 /// What was verified about a connection before its requests were read.
@@ -183,7 +183,11 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form,
             Err(Refusal::denied(403, "policy_changed", "the policy no longer allows this request"))
         }
     };
-    if let Err(refusal) = carried {
+    if let Err(mut refusal) = carried {
+        // It may quote what the upstream said.
+        if let Some(patterns) = &injected.patterns {
+            refusal.reason = scrub::scrub_text(patterns, &refusal.reason).0;
+        }
         outcome.refused(&refusal);
         if asked.responder.has_started() {
             asked.responder.abort();

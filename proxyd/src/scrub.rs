@@ -31,6 +31,9 @@ const MASK: u8 = b'*';
 /// The encodings that can be searched, as the value of an `Accept-Encoding` field.
 pub const ACCEPTED_ENCODINGS: &str = "gzip, br, zstd, identity";
 
+/// Longest name of a coding that messages show.
+const CODING_SHOWN_BYTES_MAX: usize = 40;
+
 /// What to search for. Clones share one automaton, which is wiped with the last of them.
 #[derive(Clone)]
 pub struct Patterns(Arc<Automaton>);
@@ -81,8 +84,7 @@ impl BodyScrubber {
             .split(|byte| *byte == b',')
             .map(|coding| coding.trim_ascii().to_ascii_lowercase())
             .filter(|coding| !coding.is_empty() && coding != b"identity");
-        let unknown =
-            || ScrubError::Unknown(String::from_utf8_lossy(named).chars().take(40).collect());
+        let unknown = || ScrubError::Unknown(quotable(named));
         let kind = match (codings.next(), codings.next()) {
             (None, _) => Kind::Plain(Masker::new(patterns.0.clone())),
             (Some(one), None) => {
@@ -117,6 +119,15 @@ impl BodyScrubber {
             Kind::Plain(masker) => masker.found(),
             Kind::Off | Kind::Encoded(_) => 0,
         }
+    }
+}
+
+/// The name of a coding as a message may show it: whole, so that a value in it is found and masked,
+/// or not at all.
+fn quotable(named: &[u8]) -> String {
+    match named.len() {
+        0..=CODING_SHOWN_BYTES_MAX => String::from_utf8_lossy(named).into_owned(),
+        length => format!("of {length} bytes"),
     }
 }
 

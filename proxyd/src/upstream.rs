@@ -145,7 +145,8 @@ impl Upstreams {
         let address = dialled.address;
         let wire = if dialled.speaks_h2 {
             let sender = h2::client::open(dialled.stream).await.map_err(|error| {
-                UpstreamError::Send { host: key.host.to_string(), reason: error.to_string() }
+                let reason = h2::describe(&error);
+                UpstreamError::Send { host: key.host.to_string(), reason }
             })?;
             self.pool.share(&key, sender.clone(), address, want == Want::Http1);
             Wire::H2(sender)

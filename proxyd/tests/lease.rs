@@ -141,11 +141,44 @@ async fn leases_that_are_not_as_documented_are_refused_with_a_reason() {
             Open { holder: Holder::Explicit, environment: "none".into(), ..open_message(vec![]) },
             "none.toml",
         ),
+        (
+            Open {
+                holder: Holder::Explicit,
+                environment: "harness".into(),
+                ..open_message(vec![])
+            },
+            "harnessd's own",
+        ),
     ];
     for (open, word) in table {
         let (_channel, reply) = ask(&proxyd, open, &[]).await;
 
         let LeaseReply::Refused { fault } = reply else { panic!("{reply:?}") };
+        assert!(fault.text.contains(word), "{fault}");
+    }
+}
+
+#[tokio::test]
+async fn no_sandbox_has_the_environment_of_harnessd_and_none_a_listener_that_is_none() {
+    let proxyd = Proxyd::start(POLICY, &[]).await;
+    let listening = || std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+    let udp = || std::net::UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+    let table: [(&str, OwnedFd, &str); 5] = [
+        ("harness", listening().into(), "harnessd's own"),
+        ("dev", udp().into(), "no listening TCP socket"),
+        ("dev", std::io::pipe().unwrap().0.into(), "cannot use the Tcp socket"),
+        ("dev", std::fs::File::open("/dev/null").unwrap().into(), "cannot use the Tcp socket"),
+        (
+            "dev",
+            std::os::unix::net::UnixStream::pair().unwrap().0.into(),
+            "no listening TCP socket",
+        ),
+    ];
+    for (environment, socket, word) in table {
+        let open = Open { environment: environment.into(), ..open_message(vec![Descriptor::Tcp]) };
+        let (_channel, reply) = ask(&proxyd, open, &[socket]).await;
+
+        let LeaseReply::Refused { fault } = reply else { panic!("{word}: {reply:?}") };
         assert!(fault.text.contains(word), "{fault}");
     }
 }

@@ -14,7 +14,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use ipc::vault::Health;
 use support::*;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const H1: &[&[u8]] = &[b"http/1.1"];
 const GET: &[u8] = b"GET /echo HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n";
@@ -135,6 +135,57 @@ async fn a_compressed_answer_with_the_value_breaks_off_before_it() {
         );
         proxyd.record(|record| record.reason.as_deref().is_some_and(|r| r.contains(coding))).await;
     }
+}
+
+/// The refusal's body and everything in the audit, which say why without saying the value.
+async fn refused_without_the_value(upstream: &Upstream) -> String {
+    let (proxyd, answer) = ask(upstream).await;
+    assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+    proxyd.record(|record| record.bytes_down.is_some() && record.reason.is_some()).await;
+    let audit = serde_json::to_string(&proxyd.audit().await).unwrap();
+    for (place, text) in [("answer", &answer), ("audit", &audit), ("log", &proxyd.log())] {
+        assert!(!text.contains(&CANARY[..CANARY.len() / 2]), "the {place} holds it: {text}");
+    }
+    answer
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_quote_the_value_that_an_upstream_names_as_the_encoding() {
+    for before in [0, 12, 30] {
+        let named = format!("{}{CANARY}", "x".repeat(before));
+        let head = format!("Content-Encoding: {named}\r\nContent-Length: 2\r\n");
+
+        let answer = refused_without_the_value(&answering(&head, b"ok".into(), 99).await).await;
+
+        assert!(answer.contains("answer_unsearchable"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_quote_the_debug_data_with_which_an_upstream_ends_http2() {
+    let upstream = Upstream::tls("api.test", &[b"h2"], |mut stream| async move {
+        // RFC 9113: an empty SETTINGS frame; then, once the request is here, a GOAWAY.
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        let mut got = Vec::new();
+        while !got.windows(4).any(|frame| frame == [1, 5, 0, 0]) {
+            let mut some = [0; 4096];
+            let length = stream.read(&mut some).await.unwrap();
+            assert!(length > 0, "no request came");
+            got.extend_from_slice(&some[..length]);
+        }
+        let length = u8::try_from(8 + CANARY.len()).unwrap();
+        let mut goaway = vec![0, 0, length, 7, 0, 0, 0, 0, 0];
+        goaway.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 11]);
+        goaway.extend_from_slice(CANARY.as_bytes());
+        stream.write_all(&goaway).await.unwrap();
+        stream.flush().await.unwrap();
+        let _ = stream.read(&mut [0; 64]).await;
+    })
+    .await;
+
+    let answer = refused_without_the_value(&upstream).await;
+
+    assert!(answer.contains("connection ended"), "{answer}");
 }
 
 /// Whether a process's writable memory holds the text; none when it may not be read.

@@ -34,6 +34,9 @@ const FIRST_BYTE_REFUSED: Duration = Duration::from_secs(3);
 
 /// Takes over a listening socket of a sandbox.
 pub fn listener(socket: OwnedFd) -> std::io::Result<TcpListener> {
+    if !interfaces::listens_for_tcp(&socket)? {
+        return Err(std::io::Error::other("it is no listening TCP socket"));
+    }
     let listener = std::net::TcpListener::from(socket);
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)

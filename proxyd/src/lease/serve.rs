@@ -155,6 +155,11 @@ fn check_shape(open: &Open, descriptors: &[OwnedFd]) -> Result<(), Fault> {
         let (said, came) = (open.descriptors.len(), descriptors.len());
         return invalid(format!("lease announces {said} descriptors and carries {came}"));
     }
+    if open.environment == policies::HARNESS && open.holder != Holder::Harness {
+        let text = format!("environment {} is harnessd's own", policies::HARNESS);
+        return Err(Fault::new(Code::Denied, text)
+            .with_hint("name another environment: a policy file of that name makes one"));
+    }
     match open.holder {
         Holder::Sandbox if !open.descriptors.contains(&Descriptor::Tcp) => {
             invalid("a sandbox's lease needs a listening socket".to_owned())

@@ -7,7 +7,7 @@ use super::body::BodyIn;
 use super::h1;
 use super::h1::framing::{self, Ambiguous, Framing};
 use super::h1::wire::HeadError;
-use super::h2::convert;
+use super::h2::{convert, describe};
 use crate::head::ResponseHead;
 
 /// Why there is no answer to pass on.
@@ -21,7 +21,7 @@ pub enum AnswerError {
     Ambiguous(#[from] Ambiguous),
     #[error("upstream switched protocols without being asked")]
     Unasked,
-    #[error("upstream reset the stream: {0}")]
+    #[error("upstream: {}", describe(.0))]
     Reset(h2::Error),
 }
 

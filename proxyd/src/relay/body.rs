@@ -5,7 +5,7 @@ use std::future::{pending, poll_fn};
 use bytes::Bytes;
 
 use super::h1;
-use super::h2::convert;
+use super::h2::{convert, describe};
 use crate::head::Fields;
 
 /// What a body is made of, in the order it arrives; trailers are last.
@@ -23,7 +23,7 @@ pub enum ReadError {
     Io(#[from] std::io::Error),
     #[error("body framing: {0}")]
     Framing(&'static str),
-    #[error("stream was reset: {0}")]
+    #[error("stream was reset: {}", describe(.0))]
     Reset(h2::Error),
 }
 
@@ -34,7 +34,7 @@ pub enum WriteError {
     Io(#[from] std::io::Error),
     #[error("body does not have the announced length")]
     Length,
-    #[error("stream was reset: {0}")]
+    #[error("stream was reset: {}", describe(.0))]
     Reset(h2::Error),
     #[error("peer takes no more of the body")]
     Stopped,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 /// The addresses of all interfaces (getifaddrs(3)); none when they cannot be read.
 pub fn addresses() -> Option<HashSet<IpAddr>> {
@@ -27,6 +27,14 @@ pub fn keep_alive(socket: impl AsFd) {
     let _ = sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60));
     let _ = sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(20));
     let _ = sockopt::set_tcp_keepcnt(&socket, 5);
+}
+
+/// Whether this is a TCP socket, of either address family, that listens.
+pub fn listens_for_tcp(socket: impl AsFd) -> std::io::Result<bool> {
+    let family = sockopt::socket_domain(&socket)?;
+    Ok(matches!(family, AddressFamily::INET | AddressFamily::INET6)
+        && sockopt::socket_type(&socket)? == SocketType::STREAM
+        && sockopt::socket_acceptconn(&socket)?)
 }
 
 /// Has closing the socket reset the connection instead of ending it in order.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::convert;
+use super::{convert, describe};
 use crate::head::RequestHead;
 use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
@@ -23,7 +23,7 @@ const TURN: Duration = Duration::from_secs(30);
 pub enum SendError {
     #[error("{0}")]
     Unsayable(#[from] convert::Unsayable),
-    #[error("{0}")]
+    #[error("{}", describe(.0))]
     Connection(#[from] h2::Error),
     #[error("upstream allows no further stream")]
     Full,
