@@ -133,6 +133,30 @@ fn the_file_descriptor_of_the_workspace_leads_nowhere_else() {
 }
 
 #[test]
+fn a_directory_that_holds_or_lies_in_the_daemons_own_is_no_workspace() {
+    let installation = started();
+
+    for workspace in [
+        installation.root(),
+        &installation.layout.policies,
+        &installation.layout.state.join("proxyd"),
+    ] {
+        let output = installation
+            .command(&["exec"])
+            .args(["--environment", "dev", "--workspace"])
+            .arg(workspace)
+            .args(["--", "ls", "/workspace"])
+            .output()
+            .unwrap();
+
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{}", workspace.display());
+        assert!(said.contains("belongs to the daemons"), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
 fn exit_status_and_signals_come_through_exactly() {
     let installation = started();
 

@@ -105,6 +105,12 @@ impl Config {
         check(flags, raw)
     }
 
+    /// The directories that no sandbox may be given.
+    pub fn apart(&self) -> Vec<PathBuf> {
+        let Layout { runtime, state, policies, config } = self.layout.clone();
+        vec![runtime, state, policies, config]
+    }
+
     /// Where sandboxd's own state lies.
     pub fn state(&self) -> PathBuf {
         self.layout.state.join("sandboxd")
@@ -136,7 +142,10 @@ fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
         runtime: pick(flags.runtime_dir, raw.runtime_dir, system.runtime)?,
         state: pick(flags.state_dir, raw.state_dir, system.state)?,
         policies: pick(flags.policies_dir, raw.policies_dir, system.policies)?,
-        config: system.config,
+        config: match flags.config.as_deref().and_then(Path::parent) {
+            Some(folder) => pick(Some(folder.to_owned()), None, system.config)?,
+            None => system.config,
+        },
     };
     let log = flags.log.or(raw.log).unwrap_or_else(|| "info".into());
     let log = log.parse().map_err(|_| ConfigError::Value {

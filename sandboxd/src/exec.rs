@@ -21,7 +21,7 @@ use crate::cell::{CellCommand, CellError, ExitOf, Running};
 use crate::execute::Service;
 use crate::plan::WORKSPACE;
 use crate::sandbox::{Sandbox, Wanted};
-use crate::workspace::{self, Workspace};
+use crate::workspace::{Workspace, Workspaces};
 
 /// Commands and registrations at once; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 256;
@@ -82,14 +82,15 @@ async fn serve_client(channel: &Channel, service: &Arc<Service>) -> Result<(), F
             let [directory] = &fds[..] else {
                 return Err(invalid("a workspace comes with one descriptor".into()));
             };
-            let registered = workspace::register(&peer, directory, &path)?;
+            let workspaces = &service.sandboxes.workspaces;
+            let registered = workspaces.register(&peer, directory, &path)?;
             let kept = service.journal.keep_workspace(registered).await;
             let workspace = kept.map_err(|e| Fault::new(Code::Unavailable, e.to_string()))?;
             let _ = channel.send(&ExecReply::Workspace { workspace }, &[]).await;
             Ok(())
         }
         ExecRequest::Exec { environment, argv, env, path } => {
-            let (stdio, workspace) = split(&peer, fds, path)?;
+            let (stdio, workspace) = split(&service.sandboxes.workspaces, &peer, fds, path)?;
             if argv.is_empty() {
                 return Err(invalid("there is no command".into()));
             }
@@ -104,6 +105,7 @@ async fn serve_client(channel: &Channel, service: &Arc<Service>) -> Result<(), F
 
 /// Tells the standard descriptors from the workspace's.
 fn split(
+    workspaces: &Workspaces,
     peer: &Principal,
     mut fds: Vec<OwnedFd>,
     path: Option<String>,
@@ -115,9 +117,9 @@ fn split(
     }
     let workspace = match path {
         Some(path) => {
-            let registered = workspace::register(peer, &fds[3], &path)?;
+            let registered = workspaces.register(peer, &fds[3], &path)?;
             fds.truncate(3);
-            Some(workspace::verify(&registered)?)
+            Some(workspaces.verify(&registered)?)
         }
         None => None,
     };

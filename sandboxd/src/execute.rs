@@ -266,7 +266,7 @@ impl Service {
     ) -> Result<workspace::Workspace, Fault> {
         let known = self.journal.workspace(id).await.map_err(|e| journal_fault(&e))?;
         match known {
-            Some(known) if known.owner == owner => workspace::verify(&known),
+            Some(known) if known.owner == owner => self.sandboxes.workspaces.verify(&known),
             _ => Err(Fault::new(Code::NotFound, format!("no workspace {id} of {owner}"))),
         }
     }

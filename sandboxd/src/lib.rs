@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 // The service: sockets, calls, receipts.
+pub mod apart;
 pub mod config;
 pub mod control;
 pub mod environments;

@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::apart::Apart;
 use crate::config::{Config, ConfigError};
 use crate::control::{self, Control};
 use crate::environments::Environments;
@@ -181,8 +182,9 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     let Prepared { config, host, zygote, control, exec, _lock } = prepared;
     let state = config.state();
     let journal = Journal::open(&state, receipt::unknown_outcome)?;
-    let workspaces =
-        Workspaces::open(state.join("workspaces")).map_err(start("cannot open the workspaces"))?;
+    let apart = Apart::new(config.apart());
+    let workspaces = Workspaces::open(state.join("workspaces"), apart)
+        .map_err(start("cannot open the workspaces"))?;
     let environments = Environments::new(config.layout.policies.clone());
     let lease_socket = config.layout.proxyd_lease();
     let sandboxes = Arc::new(Sandboxes::new(

@@ -15,6 +15,8 @@ use ipc::peer::Principal;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::apart::Apart;
+
 /// Begins the names of workspaces that are being removed: no id begins so.
 const REMOVED: &str = ".removed-";
 /// Begins the names of workspaces that end with their sandbox, or with this daemon.
@@ -42,11 +44,13 @@ pub struct Workspace {
 #[derive(Clone, Debug)]
 pub struct Workspaces {
     root: PathBuf,
+    /// What no caller's directory may touch.
+    apart: Apart,
 }
 
 impl Workspaces {
     /// Opens the folder of workspaces; what an earlier process was removing, or left behind, goes.
-    pub fn open(root: PathBuf) -> std::io::Result<Self> {
+    pub fn open(root: PathBuf, apart: Apart) -> std::io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&root)?;
         let mut left = Vec::new();
         for entry in std::fs::read_dir(&root)? {
@@ -59,7 +63,7 @@ impl Workspaces {
         if !left.is_empty() {
             std::thread::spawn(move || left.iter().for_each(|path| empty_and_remove(path)));
         }
-        Ok(Self { root })
+        Ok(Self { root, apart })
     }
 
     /// The session's own workspace, made at its first use.
@@ -109,41 +113,50 @@ impl Workspaces {
         empty_and_remove(&removed);
         Ok(())
     }
-}
 
-/// Takes note of a directory that `peer` has passed as a descriptor. Only its owner may have it
-/// written by a sandbox: reading rights alone would let anybody pass `/etc`.
-pub fn register(peer: &Principal, directory: &OwnedFd, path: &str) -> Result<Registered, Fault> {
-    let invalid = |why: String| Fault::new(Code::Invalid, format!("workspace {path}: {why}"));
-    if !Path::new(path).is_absolute() {
-        return Err(invalid("the path is not absolute".into()));
+    /// Takes note of a directory that `peer` has passed as a descriptor. Only its owner may have it
+    /// written by a sandbox: reading rights alone would let anybody pass `/etc`.
+    pub fn register(
+        &self,
+        peer: &Principal,
+        directory: &OwnedFd,
+        path: &str,
+    ) -> Result<Registered, Fault> {
+        let invalid = |why: String| Fault::new(Code::Invalid, format!("workspace {path}: {why}"));
+        if !Path::new(path).is_absolute() {
+            return Err(invalid("the path is not absolute".into()));
+        }
+        let passed = rustix::fs::fstat(directory).map_err(|e| invalid(e.to_string()))?;
+        if FileType::from_raw_mode(passed.st_mode) != FileType::Directory {
+            return Err(invalid("the descriptor is no directory".into()));
+        }
+        if passed.st_uid != peer.uid && peer.uid != 0 {
+            let text =
+                format!("workspace {path}: it belongs to uid {}, not to {peer}", passed.st_uid);
+            return Err(Fault::new(Code::Denied, text).with_hint("use a directory of your own"));
+        }
+        let registered = Registered {
+            owner: peer.owner(),
+            path: path.to_owned(),
+            device: passed.st_dev,
+            inode: passed.st_ino,
+        };
+        self.verify(&registered)?;
+        Ok(registered)
     }
-    let passed = rustix::fs::fstat(directory).map_err(|e| invalid(e.to_string()))?;
-    if FileType::from_raw_mode(passed.st_mode) != FileType::Directory {
-        return Err(invalid("the descriptor is no directory".into()));
-    }
-    if passed.st_uid != peer.uid && peer.uid != 0 {
-        let text = format!("workspace {path}: it belongs to uid {}, not to {peer}", passed.st_uid);
-        return Err(Fault::new(Code::Denied, text).with_hint("use a directory of your own"));
-    }
-    let registered = Registered {
-        owner: peer.owner(),
-        path: path.to_owned(),
-        device: passed.st_dev,
-        inode: passed.st_ino,
-    };
-    verify(&registered)?;
-    Ok(registered)
-}
 
-/// Looks whether the path still leads to the directory that was shown.
-pub fn verify(registered: &Registered) -> Result<Workspace, Fault> {
-    let path = PathBuf::from(&registered.path);
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let found = rustix::fs::open(&path, flags, Mode::empty()).and_then(rustix::fs::fstat);
-    let identity = (registered.device, registered.inode);
-    match found {
-        Ok(stat) if (stat.st_dev, stat.st_ino) == identity => Ok(Workspace { path, identity }),
+    /// Looks whether the path still leads to the directory that was shown, and whether it is clear of
+    /// the daemons' own.
+    pub fn verify(&self, registered: &Registered) -> Result<Workspace, Fault> {
+        let path = PathBuf::from(&registered.path);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let found = rustix::fs::open(&path, flags, Mode::empty()).and_then(rustix::fs::fstat);
+        let identity = (registered.device, registered.inode);
+        match found {
+        Ok(stat) if (stat.st_dev, stat.st_ino) == identity => {
+            self.apart.check(&path)?;
+            Ok(Workspace { path, identity })
+        }
         Ok(_) => Err(Fault::new(
             Code::Missing,
             format!("workspace {}: another directory is there now", registered.path),
@@ -157,6 +170,7 @@ pub fn verify(registered: &Registered) -> Result<Workspace, Fault> {
             "sandboxd must be able to reach the directory by this path: as a service it sees only \
              what its unit lets in (BindPaths=)",
         )),
+    }
     }
 }
 
@@ -254,7 +268,11 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let name = path.to_str().unwrap();
 
-        let known = register(&Principal::own(), &passed(&path), name).unwrap();
+        let apart = Apart::new(vec![dir.path().join("state")]);
+        let workspaces = Workspaces { root: dir.path().join("state"), apart };
+        let verify = |known: &Registered| workspaces.verify(known);
+
+        let known = workspaces.register(&Principal::own(), &passed(&path), name).unwrap();
         assert!(verify(&known).is_ok());
         std::fs::rename(&path, dir.path().join("old")).unwrap();
         assert_eq!(verify(&known).unwrap_err().code, Code::Missing);
@@ -270,6 +288,10 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         let stranger = Principal { uid: 12_345, ..Principal::own() };
         let path = dir.path().to_str().unwrap();
+
+        let workspaces = Workspaces { root: dir.path().join("x"), apart: Apart::default() };
+        let register =
+            |peer: &Principal, fd: &OwnedFd, path: &str| workspaces.register(peer, fd, path);
 
         let denied = register(&stranger, &passed(dir.path()), path).unwrap_err();
         let file = register(&Principal::own(), &passed(&file), file.to_str().unwrap());
@@ -288,7 +310,7 @@ mod tests {
         let outside = dir.path().join("outside");
         std::fs::create_dir(&outside).unwrap();
         std::fs::write(outside.join("file"), "kept").unwrap();
-        let workspaces = Workspaces::open(dir.path().join("workspaces")).unwrap();
+        let workspaces = Workspaces::open(dir.path().join("workspaces"), Apart::default()).unwrap();
         let session = SessionId::random();
         let workspace = workspaces.of_session(&session).unwrap().path;
         let mut deep = workspace.clone();
