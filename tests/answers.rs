@@ -36,7 +36,8 @@ fn streamed(blocks: &[Value], stop_reason: &str) -> Vec<u8> {
             match block["type"].as_str().unwrap() {
                 "text" => json!({ "type": "text_delta", "text": block["text"] }),
                 _ => {
-                    json!({ "type": "input_json_delta", "partial_json": block["input"].to_string() })
+                    let json = block["input"].to_string();
+                    json!({ "type": "input_json_delta", "partial_json": json })
                 }
             },
         );
@@ -44,8 +45,8 @@ fn streamed(blocks: &[Value], stop_reason: &str) -> Vec<u8> {
             "text" => empty["text"] = json!(""),
             _ => empty["input"] = json!({}),
         }
-        events
-            .push(json!({ "type": "content_block_start", "index": index, "content_block": empty }));
+        let start = "content_block_start";
+        events.push(json!({ "type": start, "index": index, "content_block": empty }));
         events.push(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
         events.push(json!({ "type": "content_block_stop", "index": index }));
     }

@@ -1,5 +1,5 @@
-//! Promise: a changed policy takes effect at once: what it takes back ends, what it adds counts, and
-//! nothing else notices.
+//! Promise: a changed policy takes effect at once: what it takes back ends, what it adds counts,
+//! and nothing else notices.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -104,9 +104,7 @@ async fn a_rule_that_is_taken_back_ends_its_open_flows_and_no_other() {
     let origin = Origin::start(&["read.example"], |_| ok("", b"ok")).await;
     let raw = echoing().await;
     let mut setup = Setup::default().policy("dev", &format!("{KEPT}{REVOCABLE}"));
-    for host in ["read.example"] {
-        setup = origin.behind(host, setup);
-    }
+    setup = origin.behind("read.example", setup);
     for host in ["goes.example", "stays.example"] {
         setup.upstreams.insert(host.to_owned(), raw);
     }

@@ -167,7 +167,8 @@ for turn in range(2000):
     data = b"".join(numbers.choice([*words, numbers.randbytes(40)]) for _ in range(4))
     try:
         if turn % 10 == 0: dns.send(data[:500])
-        s = socket.create_connection((numbers.choice(hosts), numbers.choice([80, 443, 443, 22, 53])), 20)
+        to = (numbers.choice(hosts), numbers.choice([80, 443, 443, 22, 53]))
+        s = socket.create_connection(to, 20)
         # Half of them reset their connection, a few speak inside of TLS.
         if turn % 2: s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if turn % 20 == 0: s = context.wrap_socket(s, server_hostname="api.example")

@@ -1,4 +1,5 @@
 //! The house rules that a machine can check, over the tree as it is.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
