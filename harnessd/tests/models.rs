@@ -286,6 +286,25 @@ async fn each_kind_of_refusal_is_a_failure_that_says_what_to_do_about_it() {
 }
 
 #[tokio::test]
+async fn a_request_that_proxyd_could_not_send_is_its_failure_and_not_the_models() {
+    let reason = json!({ "error": { "reason": "no value", "hint": "store one" }}).to_string();
+    let dir = private_dir();
+    let proxyd = Proxyd::start(dir.path(), Arc::default());
+    let models = models(dir.path());
+    for (code, again) in [("credential_missing", false), ("upstream_connect", true)] {
+        let headers = vec![("x-cleanhands-failure", code)];
+        let answer = (StatusCode::BAD_GATEWAY, headers, reason.clone());
+        proxyd.seen.answers.lock().unwrap().push(answer);
+
+        let failure = ask(&models).await.unwrap_err();
+
+        let expected =
+            format!("proxyd could not send the model request ({code}): no value; store one");
+        assert_eq!((failure.message, failure.retryable), (expected, again));
+    }
+}
+
+#[tokio::test]
 async fn without_proxyd_the_failure_names_its_socket_and_may_be_tried_again() {
     let dir = private_dir();
 

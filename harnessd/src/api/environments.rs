@@ -137,10 +137,16 @@ pub async fn bind(state: &ApiState, environment: &Environment) -> Result<Arc<Pol
     })?;
     let default = &state.config.default_environment;
     let name = environment.policy(default);
+    if name == policies::HARNESS {
+        let why = format!("{name:?} is for harnessd's own model calls: no sandbox is made in it");
+        return Err(ApiError::field("metadata.policy", why));
+    }
     let Some(policy) = set.environment(name) else {
         let dir = state.config.policies_dir.display();
         let shown: String = name.chars().take(128).collect();
-        let why = format!("no policy file {shown}.toml in {dir}");
+        let known: Vec<&str> = set.names().filter(|name| *name != policies::HARNESS).collect();
+        let known = known.join(", ");
+        let why = format!("no policy file {shown}.toml in {dir}; there are: {known}");
         return Err(ApiError::field("metadata.policy", why));
     };
     environment.check(policy)?;

@@ -79,6 +79,11 @@ pub async fn add_key(
     let KeyRequest { name } =
         KeyRequest { name: fields.required_text("name", KEY_NAME_CHARS_MAX)? };
     fields.finish()?;
+    // It stands in lists, in paths and in the file of keys.
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if !name.chars().all(plain) {
+        return Err(ApiError::field("name", "may have letters, digits, '-', '_' and '.' only"));
+    }
     let key = state.keys.add(&name, &owner).map_err(refused)?;
     Ok(Json(NewKey { name, owner, key }))
 }

@@ -117,6 +117,13 @@ fn mark_messages(messages: &mut [Value]) {
     }
 }
 
+const DENIED: &str = "denied";
+/// Header fields that only proxyd's own answers have, with what proxyd did.
+const BY_PROXYD: [(&str, &str); 2] =
+    [("x-cleanhands-denial", DENIED), ("x-cleanhands-failure", "could not send")];
+/// Codes of failures that last until an operator has mended something.
+const FOR_AN_OPERATOR: [&str; 2] = ["credential_missing", "credential_unusable"];
+
 async fn read(mut body: Incoming, sink: Sink<'_>) -> Result<Answer, Failure> {
     let mut parser = SseParser::default();
     let mut assembly = Assembly::default();
@@ -146,8 +153,10 @@ async fn refused(response: Response<Incoming>) -> Failure {
         _ => Bytes::new(),
     };
     let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-    if let Some(code) = headers.get("x-cleanhands-denial").and_then(|v| v.to_str().ok()) {
-        return denied(code, &body);
+    for (field, verdict) in BY_PROXYD {
+        if let Some(code) = headers.get(field).and_then(|v| v.to_str().ok()) {
+            return by_proxyd(verdict, code, &body);
+        }
     }
     let mut failure = failure(Some(status), &body);
     failure.retry_after_ms = retry_after(&headers);
@@ -163,12 +172,17 @@ async fn refused(response: Response<Incoming>) -> Failure {
     failure
 }
 
-fn denied(code: &str, body: &Value) -> Failure {
+/// The failure of a request that proxyd answered itself. What the network did may be other in a
+/// moment; what policy, or a vault without the secret, says does not change by asking again.
+fn by_proxyd(verdict: &str, code: &str, body: &Value) -> Failure {
     let reason = body["error"]["reason"].as_str().unwrap_or("no reason given");
     let hint = body["error"]["hint"].as_str().map(|h| format!("; {h}")).unwrap_or_default();
-    let message = format!("proxyd denied the model request ({code}): {reason}{hint}");
-    let error = ErrorKind::ModelRequestFailed;
-    Failure { error, message, retryable: false, retry_after_ms: None }
+    Failure {
+        error: ErrorKind::ModelRequestFailed,
+        message: format!("proxyd {verdict} the model request ({code}): {reason}{hint}"),
+        retryable: verdict != DENIED && !FOR_AN_OPERATOR.contains(&code),
+        retry_after_ms: None,
+    }
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<u64> {

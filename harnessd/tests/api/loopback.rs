@@ -72,6 +72,8 @@ async fn the_port_wants_a_key_and_refuses_foreign_hosts_and_pages_even_with_one(
     }
     let path = "/cleanhands/v1/keys";
     assert_eq!(port.get(path, &[host, bearer]).await.0, 403, "a key made keys");
+    let broken = daemon.post(path, json!({ "name": "a\nb" })).await;
+    assert_eq!(broken.status, 400, "{}", broken.body);
     assert_eq!(daemon.get(path).await.ok()["names"], json!(["laptop"]));
     daemon.call("DELETE", &format!("{path}/laptop"), None).await.ok();
     assert_eq!(port.get("/v1/agents", &[host, bearer]).await.0, 401);

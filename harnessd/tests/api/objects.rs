@@ -94,6 +94,8 @@ async fn environments_are_bound_to_policy_files() {
     assert_eq!(nothing["config"]["networking"]["allow_mcp_servers"], false);
     post(json!({ "name": "default" })).await.refused(409, "conflict_error", "default");
     post(with("a", "nope", limited(json!([])))).await.refused(400, invalid, "nope.toml");
+    post(with("a", "nope", limited(json!([])))).await.refused(400, invalid, "there are: dev");
+    post(with("a", "harness", limited(json!([])))).await.refused(400, invalid, "model calls");
     let evil = with("b", "dev", limited(json!(["evil.example"])));
     post(evil).await.refused(400, invalid, "evil.example");
     let narrow = with("c", "dev", limited(json!(["api.corp.example"])));
