@@ -38,6 +38,9 @@ pub struct Health {
     pub key_source: String,
     /// Process id of the vault child.
     pub vault_pid: u32,
+    /// Where the policy files are read from.
+    #[serde(default)]
+    pub policies: Option<std::path::PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -74,6 +74,7 @@ async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
         ca_sha256: daemon.facts.ca_sha256.clone(),
         key_source: daemon.facts.key_source.clone(),
         vault_pid: daemon.facts.pid,
+        policies: Some(daemon.policies.dir().to_owned()),
     })
 }
 

@@ -51,6 +51,16 @@ impl Stream {
     }
 }
 
+/// An end within TLS in words for an audit record: rustls gives the address of its manual.
+fn said(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "the peer closed the connection without ending TLS")
+        }
+        _ => error,
+    }
+}
+
 impl AsyncRead for Stream {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -58,7 +68,7 @@ impl AsyncRead for Stream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.ahead.is_empty() {
-            return Pin::new(&mut self.io).poll_read(context, buffer);
+            return Pin::new(&mut self.io).poll_read(context, buffer).map_err(said);
         }
         let length = self.ahead.len().min(buffer.remaining());
         buffer.put_slice(&self.ahead[..length]);

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hickory_resolver::TokioResolver;
+use hickory_resolver::net::NetError;
 use policies::{Denial, Host, Permit};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -48,6 +49,18 @@ pub struct Dialer {
 /// Whether the upstream refused because it speaks another protocol than the one offered.
 pub fn is_other_protocol(error: &UpstreamError) -> bool {
     matches!(error, UpstreamError::Tls { reason, .. } if reason == NO_PROTOCOL)
+}
+
+/// Why a name was not resolved. The resolver's own words for the two usual cases are its query in
+/// debug form.
+fn unresolved(error: &NetError) -> String {
+    if error.is_nx_domain() {
+        "there is no such name".to_owned()
+    } else if error.is_no_records_found() {
+        "the name server gives no address".to_owned()
+    } else {
+        error.to_string()
+    }
 }
 
 impl Dialer {
@@ -95,7 +108,7 @@ impl Dialer {
         let lookup = timeout(RESOLVE, resolver.lookup_ip(format!("{name}.")))
             .await
             .map_err(|_| failed(format!("no answer within {} s", RESOLVE.as_secs())))?
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| failed(unresolved(&error)))?;
         let found: Vec<_> =
             lookup.iter().take(ADDRESSES_MAX).map(|ip| SocketAddr::new(ip, port)).collect();
         if found.is_empty() {
