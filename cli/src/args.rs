@@ -24,7 +24,7 @@ Exit status:
   4    the model could not be reached or gave up after retries
   5    the model refused
   6    the session was terminated
-  130  interrupted";
+  130  interrupted: by Ctrl-C, SIGTERM or the terminal's end";
 
 const EXEC_STATUS: &str = "\
 Exit status:
@@ -121,8 +121,8 @@ pub struct Up {
     /// Serve the API on this port of 127.0.0.1 too; callers need a key (`cleanhands key add`)
     #[arg(long, value_name = "N")]
     pub port: Option<u16>,
-    /// Level of the daemons' logs: error, warn, info, debug
-    #[arg(long, value_name = "LEVEL")]
+    /// Level of the daemons' logs
+    #[arg(long, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]
     pub log: Option<String>,
 }
 
@@ -137,7 +137,7 @@ pub struct Run {
     /// A model of harnessd's table [default: the first one]
     #[arg(long, short, value_name = "NAME")]
     pub model: Option<String>,
-    /// What the agent shall do
+    /// What the agent shall do; - reads it from standard input
     pub task: String,
 }
 

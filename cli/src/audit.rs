@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ipc::fault::Code;
 use ipc::http::Client;
 use ipc::vault::{AuditKind, AuditPage, AuditRecord, ChainReport};
 
@@ -26,8 +27,22 @@ pub async fn audit(global: &Global, options: Audit) -> Result<ExitCode, Failure>
     }
     let style = Style::of_stdout();
     let mut after = 0;
+    let mut away = false;
     loop {
-        let page = page(&proxyd, &options, after).await?;
+        let page = match page(&proxyd, &options, after).await {
+            // Whoever follows outlasts a restart of proxyd, once it was there.
+            Err(failure) if failure.code == Code::Unavailable && after > 0 && options.follow => {
+                if !std::mem::replace(&mut away, true) {
+                    term::aside(&format!("cleanhands: {}; waiting for it", failure.text));
+                }
+                if interrupted_within(FOLLOW_EVERY).await {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                continue;
+            }
+            page => page?,
+        };
+        away = false;
         for record in page.records.iter().filter(|record| wanted(&options, record)) {
             if global.json { term::json_line(record)? } else { term::line(&line(style, record))? }
         }
@@ -39,11 +54,14 @@ pub async fn audit(global: &Global, options: Audit) -> Result<ExitCode, Failure>
         if !options.follow {
             return Ok(ExitCode::SUCCESS);
         }
-        tokio::select! {
-            () = tokio::time::sleep(FOLLOW_EVERY) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        if interrupted_within(FOLLOW_EVERY).await {
+            return Ok(ExitCode::SUCCESS);
         }
     }
+}
+
+async fn interrupted_within(span: Duration) -> bool {
+    tokio::time::timeout(span, tokio::signal::ctrl_c()).await.is_ok()
 }
 
 async fn page(proxyd: &Client, options: &Audit, after: u64) -> Result<AuditPage, Failure> {
@@ -117,7 +135,12 @@ pub fn line(style: Style, record: &AuditRecord) -> String {
     named("scrubbed", record.scrubbed.filter(|n| *n > 0).map(|n| n.to_string()));
     named("environment", record.environment.clone());
     named("call", record.calls.first().map(ToString::to_string));
-    named("because", record.reason.clone());
+    if record.kind == AuditKind::Note {
+        // A note is its text alone.
+        parts.extend(record.reason.as_deref().map(|text| printable(text).into_owned()));
+    } else {
+        named("because", record.reason.clone());
+    }
     parts.join("  ")
 }
 
@@ -143,6 +166,13 @@ mod tests {
         let text = line(Style::plain(), &denied);
 
         assert_eq!(text, "t  denied   POST  evil.example:443/c  because not listed");
+    }
+
+    #[test]
+    fn a_note_is_its_text() {
+        let note = record(json!({"kind": "note", "reason": "secret a removed by uid:1"}));
+
+        assert_eq!(line(Style::plain(), &note), "t  note     secret a removed by uid:1");
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub async fn doctor(global: &Global) -> Result<ExitCode, Failure> {
     let layout = place::layout(global);
     let mut findings = host(Path::new("/proc"));
     findings.push(runtime_directory(&layout));
+    findings.extend(state_directory(&layout));
     for daemon in ALL {
         findings.push(running(daemon, &layout).await);
     }
@@ -132,6 +133,28 @@ fn runtime_directory(layout: &Layout) -> Finding {
     }
 }
 
+/// Room below which a daemon may soon be unable to write its log.
+const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
+
+/// Whether the daemons can go on writing. None where their state is not the caller's to see.
+fn state_directory(layout: &Layout) -> Option<Finding> {
+    let what = "state";
+    let place = layout.state.display();
+    let stat = rustix::fs::statvfs(&layout.state).ok()?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+        let finding =
+            Finding::new(what, Grade::Bad, format!("{place}: the file system is read-only"));
+        return Some(finding.hint("mount it read-write, or name another with --state-dir"));
+    }
+    let text = format!("{place}, {} MiB free", free / (1024 * 1024));
+    if free < FREE_BYTES_MIN {
+        let hint = "free some space: a daemon that cannot write its log lets nothing happen";
+        return Some(Finding::new(what, Grade::Bad, text).hint(hint));
+    }
+    Some(Finding::new(what, Grade::Good, text))
+}
+
 async fn running(daemon: Daemon, layout: &Layout) -> Finding {
     match daemons::health(daemon, layout).await {
         Ok(alive) if alive.version == env!("CARGO_PKG_VERSION") => Finding::new(
@@ -163,11 +186,16 @@ async fn sandbox_layers(layout: &Layout) -> Vec<Finding> {
 }
 
 async fn policies_and_secrets(layout: &Layout) -> Vec<Finding> {
-    let set = match policy::load(&layout.policies) {
+    let proxyd = Client::new(layout.proxyd());
+    let vault = proxyd.get::<ipc::vault::Health>("/v1/health").await;
+    // Where the daemons read them, if that is said; else where they would.
+    let said = vault.as_ref().ok().and_then(|vault| vault.policies.clone());
+    let directory = said.unwrap_or_else(|| layout.policies.clone());
+    let set = match policy::load(&directory) {
         Ok(set) => set,
         Err(failure) => {
             // The daemons may have been started elsewhere, with policies that are not ours to see.
-            let grade = if layout.policies.is_dir() { Grade::Bad } else { Grade::Warning };
+            let grade = if directory.is_dir() { Grade::Bad } else { Grade::Warning };
             let finding = Finding::new("policies", grade, failure.text);
             return vec![match failure.hint {
                 Some(hint) => finding.hint(hint),
@@ -176,11 +204,9 @@ async fn policies_and_secrets(layout: &Layout) -> Vec<Finding> {
         }
     };
     let names: Vec<&str> = set.names().collect();
-    let place = layout.policies.display();
+    let place = directory.display();
     let mut findings =
         vec![Finding::new("policies", Grade::Good, format!("{place}: {}", names.join(", ")))];
-    let proxyd = Client::new(layout.proxyd());
-    let vault = proxyd.get::<ipc::vault::Health>("/v1/health").await;
     let Ok(stored) = secret::names(&proxyd).await else {
         return findings;
     };

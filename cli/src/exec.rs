@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-use ipc::fd::Channel;
+use ipc::fd::{Channel, MessageError};
 use ipc::sandbox::{ExecReply, ExecRequest};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -18,13 +18,14 @@ use crate::run::{open_workspace, path_text};
 
 /// Signals that are passed on. The others end this program, and so the command, or concern only
 /// this program's own process.
-const PASSED_ON: [(SignalKind, i32); 6] = [
+const PASSED_ON: [(SignalKind, i32); 7] = [
     (SignalKind::hangup(), 1),
     (SignalKind::interrupt(), 2),
     (SignalKind::quit(), 3),
     (SignalKind::user_defined1(), 10),
     (SignalKind::user_defined2(), 12),
     (SignalKind::terminate(), 15),
+    (SignalKind::window_change(), 28),
 ];
 
 /// Runs the command and ends as it ended.
@@ -50,7 +51,13 @@ async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
     let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let mut descriptors = vec![input.as_fd(), output.as_fd(), errors.as_fd()];
     descriptors.extend(workspace.as_ref().map(|(fd, _)| fd.as_fd()));
-    channel.send(&request, &descriptors).await.map_err(|e| fail(e.to_string()))?;
+    channel.send(&request, &descriptors).await.map_err(|error| match error {
+        MessageError::TooLong => {
+            Failure::new("the command and its arguments are longer than 64 KiB together")
+                .with_hint("pass the long part through standard input or a file of the workspace")
+        }
+        error => fail(error.to_string()),
+    })?;
     loop {
         let reply = tokio::select! {
             reply = channel.receive::<ExecReply>() => reply.map_err(|e| fail(e.to_string()))?.0,

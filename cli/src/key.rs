@@ -24,7 +24,7 @@ pub async fn key(global: &Global, what: Key) -> Result<ExitCode, Failure> {
             } else {
                 term::line(&made.key)?;
                 if std::io::stdout().is_terminal() {
-                    eprintln!("this is the only time it is shown");
+                    term::aside("this is the only time it is shown");
                 }
             }
         }
@@ -32,6 +32,8 @@ pub async fn key(global: &Global, what: Key) -> Result<ExitCode, Failure> {
             let list = harness.keys().await?;
             if global.json {
                 term::json_line(&list)?;
+            } else if list.names.is_empty() {
+                term::line("no keys; `cleanhands key add NAME` makes one")?;
             } else {
                 list.names.iter().try_for_each(|name| term::line(&term::printable(name)))?;
             }

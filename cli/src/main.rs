@@ -24,6 +24,7 @@ mod secret;
 mod session;
 mod show;
 mod sse;
+mod stop;
 mod term;
 mod up;
 mod wire;

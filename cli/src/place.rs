@@ -1,8 +1,9 @@
 //! Which installation this command talks to: the caller's own, or the system's.
 //!
-//! `--runtime-dir` decides; without it the caller's own daemons are chosen when a socket of theirs
-//! is there, else the system services where those are installed.
+//! `--runtime-dir` decides; without it the caller's own daemons are chosen when one of them answers
+//! on its socket, else the system services where those are installed.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use ipc::layout::Layout;
@@ -24,15 +25,17 @@ pub fn user() -> Layout {
 }
 
 fn choose(user: Layout, system: Layout) -> Layout {
-    let served = |l: &Layout| [l.proxyd(), l.sandboxd(), l.harnessd()].iter().any(|p| p.exists());
-    if !served(&user) && (served(&system) || system.runtime.is_dir()) {
-        return system;
-    }
-    user
+    // A socket's file outlives its daemon: only an answer counts.
+    let served = [user.proxyd(), user.sandboxd(), user.harnessd()]
+        .iter()
+        .any(|path| UnixStream::connect(path).is_ok());
+    if !served && system.runtime.is_dir() { system } else { user }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -44,8 +47,10 @@ mod tests {
         std::fs::create_dir_all(&system.runtime).unwrap();
 
         assert_eq!(choose(user.clone(), system.clone()), system);
-        std::fs::write(user.proxyd(), "").unwrap();
-        assert_eq!(choose(user.clone(), system), user);
+        let socket = UnixListener::bind(user.proxyd()).unwrap();
+        assert_eq!(choose(user.clone(), system.clone()), user);
+        drop(socket);
+        assert_eq!(choose(user, system.clone()), system, "a socket that nobody serves counts");
     }
 
     #[test]

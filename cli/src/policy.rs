@@ -31,7 +31,7 @@ fn exists(dir: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!("policies: no directory {}", dir.display()))
-        .with_hint("make it and put one NAME.toml for each environment in it, or name another")
+        .with_hint("make it, with one NAME.toml for each environment, or name another directory")
         .with_status(CONFIGURATION))
 }
 
@@ -51,7 +51,11 @@ fn check(global: &Global, dir: &Path) -> Result<ExitCode, Failure> {
             term::line(&term::printable(&diagnostic.to_string()))?;
         }
         if loaded.is_ok() {
-            term::line(&format!("{}: good: {}", dir.display(), names.join(", ")))?;
+            let names = match names.join(", ") {
+                none if none.is_empty() => "no NAME.toml, so no environment".to_owned(),
+                names => names,
+            };
+            term::line(&format!("{}: good: {names}", dir.display()))?;
         }
     }
     Ok(if loaded.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(CONFIGURATION) })

@@ -1,7 +1,10 @@
 //! `cleanhands run`: an agent session for one task, streamed to the terminal.
 //!
 //! The first Ctrl-C interrupts the agent and waits until it has stopped; the second leaves at once.
+//! SIGTERM, SIGHUP and a standard output that nobody reads any more interrupt it too: an agent
+//! whose reader has gone does not work on.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,19 +17,29 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::api::{EventStream, Harness, NewSession};
 use crate::args::{Global, Run};
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::{CLOSED, Failure, INTERRUPTED};
 use crate::place;
 use crate::show::Show;
+use crate::stop::Stop;
 use crate::term::{self, Style};
 use crate::wire::{Event, Received};
 
 /// Longest title made from a task, in characters.
 const TITLE_CHARS_MAX: usize = 80;
+/// Longest task read from standard input.
+const TASK_BYTES_MAX: u64 = 1024 * 1024;
 /// How often a broken stream is opened again before the command gives up.
 const RECONNECTS_MAX: u32 = 50;
 
 /// Gives an agent a task and shows what it does.
 pub async fn run(global: &Global, options: Run) -> Result<ExitCode, Failure> {
+    let task = match options.task.as_str() {
+        "-" => task_from_input()?,
+        task => task.to_owned(),
+    };
+    if task.trim().is_empty() {
+        return Err(Failure::new("the task is empty").with_hint("cleanhands run … \"what to do\""));
+    }
     let layout = place::layout(global);
     let harness = Harness::new(Client::new(layout.harnessd()));
     let health = harness.health().await?;
@@ -45,21 +58,36 @@ pub async fn run(global: &Global, options: Run) -> Result<ExitCode, Failure> {
         .create_session(&NewSession {
             agent: &agent,
             environment: &environment,
-            title: &title(&options.task),
+            title: &title(&task),
             workspace: workspace.as_deref(),
         })
         .await?;
     if global.json {
         term::json_line(&serde_json::json!({ "type": "session", "id": session }))?;
     } else {
-        eprintln!("session {session}");
+        term::aside(&format!("session {session}"));
     }
     let mut stream = harness.stream(&session).await?;
-    harness.say(&session, &options.task).await?;
-    let mut watch = Watch::new(global.json);
-    let end = watch.until_idle(&harness, &session, &mut stream).await?;
+    let mut watch = Watch::new(global.json)?;
+    harness.say(&session, &task).await?;
+    let end = watch.until_idle(&harness, &session, &mut stream).await;
+    if end.as_ref().is_err_and(|failure| failure.status == CLOSED) {
+        harness.interrupt(&session).await?;
+    }
+    let end = end?;
     watch.show.settle()?;
     Ok(end)
+}
+
+fn task_from_input() -> Result<String, Failure> {
+    let fail = |why: String| Failure::new(format!("cannot read the task: {why}"));
+    let mut bytes = Vec::new();
+    let limit = TASK_BYTES_MAX + 1;
+    std::io::stdin().take(limit).read_to_end(&mut bytes).map_err(|e| fail(e.to_string()))?;
+    if bytes.len() as u64 == limit {
+        return Err(fail(format!("it is longer than {TASK_BYTES_MAX} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8".to_owned()))
 }
 
 fn first_model(models: &[String]) -> Result<String, Failure> {
@@ -114,11 +142,13 @@ struct Watch {
     show: Show,
     json: bool,
     interrupted: bool,
+    stop: Stop,
 }
 
 impl Watch {
-    fn new(json: bool) -> Self {
-        Self { show: Show::new(Style::of_stdout()), json, interrupted: false }
+    fn new(json: bool) -> Result<Self, Failure> {
+        let show = Show::new(Style::of_stdout());
+        Ok(Self { show, json, interrupted: false, stop: Stop::watch()? })
     }
 
     /// Shows events until the session waits or ends; gives the exit status of that.
@@ -132,7 +162,7 @@ impl Watch {
         loop {
             let next = tokio::select! {
                 next = stream.next() => next,
-                _ = tokio::signal::ctrl_c() => {
+                () = self.stop.asked() => {
                     if std::mem::replace(&mut self.interrupted, true) {
                         return Ok(ExitCode::from(INTERRUPTED));
                     }

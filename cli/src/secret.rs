@@ -182,7 +182,7 @@ impl Drop for Quiet {
         // Nothing more can be done for a terminal that is gone.
         let stdin = rustix::stdio::stdin();
         let _ = rustix::termios::tcsetattr(stdin, OptionalActions::Now, &self.before);
-        eprintln!();
+        term::aside("");
     }
 }
 

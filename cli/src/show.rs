@@ -111,10 +111,9 @@ impl Show {
             Event::ToolUse { name, input } => self.tool_use(name, input),
             Event::ToolResult { text, failed, .. } => self.tool_result(text, *failed),
             Event::Interrupt => format!("\n  {}\n", style.warn("interrupted")),
-            Event::Rescheduled => format!("\n  {}\n", style.warn("trying again")),
             Event::Error { message, retry } => {
-                let retry = if retry.is_empty() { String::new() } else { format!(" ({retry})") };
-                format!("\n  {}\n", style.bad(&format!("{}{retry}", printable(message))))
+                let again = if retry == "retrying" { "\ntrying again" } else { "" };
+                format!("\n  {}\n", style.bad(&indented(&format!("{message}{again}"))))
             }
             Event::Terminated => format!("\n  {}\n", style.bad("session terminated")),
             Event::Deleted => format!("\n  {}\n", style.warn("session deleted")),
@@ -228,6 +227,17 @@ mod tests {
         let broken = shown(&[delta("one"), json!({"type": "user.interrupt", "id": "i"})]);
 
         assert_eq!(broken, "\n  one\n\n  interrupted\n");
+    }
+
+    #[test]
+    fn an_error_says_whether_it_is_tried_again_and_no_more_of_the_wires_words() {
+        let error = |retry: &str| {
+            shown(&[json!({"type": "session.error", "id": "e", "error": {
+                "message": "no key\nset one", "retry_status": {"type": retry}}})])
+        };
+
+        assert_eq!(error("retrying"), "\n  no key\n  set one\n  trying again\n");
+        assert_eq!(error("exhausted"), "\n  no key\n  set one\n");
     }
 
     #[test]

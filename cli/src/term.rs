@@ -87,6 +87,11 @@ pub fn write_out(bytes: &[u8]) -> Result<(), Failure> {
     })
 }
 
+/// Writes one line to standard error. Nobody reading it is no reason to end.
+pub fn aside(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
 /// Writes one line to standard output.
 pub fn line(text: &str) -> Result<(), Failure> {
     write_out(format!("{text}\n").as_bytes())

@@ -1,19 +1,19 @@
 //! `cleanhands up`: the three daemons in the foreground, as one user's.
 //!
 //! Logs come prefixed with the daemon's name. A daemon that dies is started again, within bounds;
-//! one that says the host or its configuration is wrong ends everything with that status. Ctrl-C
-//! and SIGTERM drain harnessd, sandboxd, proxyd in this order.
+//! one that says the host or its configuration is wrong ends everything with that status. Ctrl-C,
+//! SIGTERM and the end of the terminal drain harnessd, sandboxd, proxyd in this order.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::process::{ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipc::layout::Layout;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Child;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::args::{Global, Up};
@@ -21,31 +21,42 @@ use crate::daemons::{self, ALL, Daemon, Launch};
 use crate::failure::{CONFIGURATION, Failure, HOST};
 use crate::place;
 use crate::policy;
-use crate::term::printable;
+use crate::stop::Stop;
+use crate::term::{self, printable};
 
 /// Restarts of one daemon within [`RESTARTS_WINDOW`] before `up` gives up: a daemon that cannot
 /// stay up needs a person.
 const RESTARTS_MAX: usize = 5;
 const RESTARTS_WINDOW: Duration = Duration::from_secs(60);
+/// Lines of a daemon's last words that are kept.
+const LAST_LINES: usize = 8;
 
 /// One daemon as it runs.
 struct Running {
     daemon: Daemon,
     child: Child,
     log: Option<JoinHandle<()>>,
+    last: LastLines,
     restarts: VecDeque<Instant>,
 }
+
+/// What a daemon wrote last, to be said again when it cannot run.
+type LastLines = Arc<Mutex<VecDeque<String>>>;
 
 /// Runs the three daemons until told to stop.
 pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
     let layout = places(global, &options);
+    if let Some(named) = options.config_dir.as_ref().filter(|named| !named.is_dir()) {
+        return Err(Failure::new(format!("configuration: no directory {}", named.display()))
+            .with_status(CONFIGURATION));
+    }
     let policies = policy::load(&layout.policies)?;
     for directory in [&layout.runtime, &layout.state] {
         ipc::daemon::private_directory(directory).map_err(|e| Failure::new(e.to_string()))?;
     }
     let loopback = options.port.map(loopback).transpose()?;
     let launch = Launch { layout, log: options.log, loopback };
-    let mut stop = Stop::new()?;
+    let mut stop = Stop::watch()?;
     let mut running = Vec::new();
     let outcome = tokio::select! {
         () = stop.asked() => Ok(ExitCode::SUCCESS),
@@ -55,9 +66,9 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
         }) => outcome,
     };
     for one in running.iter_mut().rev() {
-        finish(one).await;
+        finish(one, outcome.is_ok()).await;
     }
-    outcome
+    outcome.map_err(|failure| told_again(&running, failure))
 }
 
 fn places(global: &Global, options: &Up) -> Layout {
@@ -87,16 +98,14 @@ async fn serve(
         running.push(start(launch, daemon)?);
     }
     for one in running.iter_mut() {
-        daemons::ready(one.daemon, &launch.layout, &mut one.child, None)
-            .await
-            .map_err(|failure| explained(one.daemon, failure))?;
+        daemons::ready(one.daemon, &launch.layout, &mut one.child, None).await?;
     }
     announce();
     loop {
         let (at, status) = first_end(running).await?;
         let daemon = running[at].daemon;
         if matches!(status.code().map(u8::try_from), Some(Ok(HOST | CONFIGURATION))) {
-            return Err(explained(daemon, daemons::ended_early(daemon, status, None)));
+            return Err(daemons::ended_early(daemon, status, None));
         }
         say(&format!("{} ended unexpectedly: {status}; starting it again", daemon.name()));
         let wait = delay(&mut running[at].restarts).ok_or_else(|| {
@@ -105,18 +114,29 @@ async fn serve(
                 daemon.name(),
                 RESTARTS_WINDOW.as_secs()
             ))
-            .with_hint("its last lines above say why")
         })?;
         tokio::time::sleep(wait).await;
         let again = start(launch, daemon)?;
         running[at].child = again.child;
         running[at].log = again.log;
+        running[at].last = again.last;
     }
 }
 
-fn explained(daemon: Daemon, failure: Failure) -> Failure {
-    let hint = format!("the last lines of {} above say what and what to do", daemon.name());
-    if failure.hint.is_none() { failure.with_hint(hint) } else { failure }
+/// The failure with the last words of the daemon that it begins with: they stand far above by
+/// now, among what the others said.
+fn told_again(running: &[Running], failure: Failure) -> Failure {
+    let of = |one: &&Running| failure.text.starts_with(one.daemon.name());
+    let host = |one: &&Running| failure.status == HOST && one.daemon == Daemon::Sandboxd;
+    let Some(one) = running.iter().find(|one| of(one) || host(one)) else {
+        return failure;
+    };
+    let lines = one.last.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    if failure.hint.is_some() || lines.is_empty() {
+        return failure;
+    }
+    failure.with_hint(lines.join("\n"))
 }
 
 /// How long to wait before the next start, or none when there were too many.
@@ -136,18 +156,34 @@ fn delay(restarts: &mut VecDeque<Instant>) -> Option<Duration> {
 
 fn start(launch: &Launch, daemon: Daemon) -> Result<Running, Failure> {
     let mut child = launch.start(daemon, Stdio::piped())?;
-    let log = child.stderr.take().map(|lines| tokio::spawn(copy_log(daemon, lines)));
-    Ok(Running { daemon, child, log, restarts: VecDeque::new() })
+    let last = LastLines::default();
+    let copy = |lines| tokio::spawn(copy_log(daemon, lines, Arc::clone(&last)));
+    let log = child.stderr.take().map(copy);
+    Ok(Running { daemon, child, log, last, restarts: VecDeque::new() })
 }
 
-async fn copy_log(daemon: Daemon, stream: impl AsyncRead + Unpin) {
+async fn copy_log(daemon: Daemon, stream: impl AsyncRead + Unpin, last: LastLines) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).await.is_ok_and(|n| n > 0) {
         let text = String::from_utf8_lossy(&line);
-        eprintln!("{:<8} | {}", daemon.name(), printable(text.trim_end_matches('\n')));
+        let text = printable(text.trim_end_matches('\n'));
+        term::aside(&format!("{:<8} | {text}", daemon.name()));
+        remember(&last, &text);
         line.clear();
     }
+}
+
+/// Keeps a line that is no record of ordinary work: what a daemon writes when it cannot run.
+fn remember(last: &LastLines, text: &str) {
+    if text.is_empty() || text.contains("Z  INFO ") || text.contains("Z DEBUG ") {
+        return;
+    }
+    let mut lines = last.lock().unwrap_or_else(PoisonError::into_inner);
+    if lines.len() == LAST_LINES {
+        lines.pop_front();
+    }
+    lines.push_back(text.to_owned());
 }
 
 /// Waits for whichever daemon ends first.
@@ -158,9 +194,11 @@ async fn first_end(running: &mut [Running]) -> Result<(usize, ExitStatus), Failu
     Ok((at, status))
 }
 
-async fn finish(one: &mut Running) {
+/// Drains one. Where `well` is false the daemons are stopped because of one of them, at a moment
+/// when others may not yet have been able to end in their own way: that is said once, by the cause.
+async fn finish(one: &mut Running, well: bool) {
     match daemons::drain(one.daemon, &mut one.child).await {
-        Ok(status) if status.success() => {}
+        Ok(status) if status.success() || !well => {}
         Ok(status) => say(&format!("{} ended: {status}", one.daemon.name())),
         Err(failure) => say(&failure.text),
     }
@@ -183,30 +221,7 @@ fn announce(layout: &Layout, policies: &[&str], port: Option<u16>) {
 }
 
 fn say(text: &str) {
-    eprintln!("{:<8} | {text}", "up");
-}
-
-/// SIGINT and SIGTERM.
-struct Stop {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn new() -> Result<Self, Failure> {
-        let fail = |error| Failure::new(format!("cannot watch for signals: {error}"));
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt()).map_err(fail)?,
-            terminate: signal(SignalKind::terminate()).map_err(fail)?,
-        })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
+    term::aside(&format!("{:<8} | {text}", "up"));
 }
 
 #[cfg(test)]

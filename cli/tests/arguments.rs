@@ -32,6 +32,17 @@ fn wrong_use_is_status_2_and_help_documents_the_statuses() {
 }
 
 #[test]
+fn an_empty_task_is_refused_before_anything_is_made() {
+    for task in ["", " ", "-"] {
+        let output = cleanhands(&["run", "-e", "dev", task]);
+
+        assert_eq!(output.status.code(), Some(1), "{task:?}");
+        assert!(text(&output.stderr).contains("task is empty"), "{}", text(&output.stderr));
+    }
+    assert_eq!(cleanhands(&["up", "--log", "loud"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_missing_daemon_is_named_by_its_socket_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = dir.path().to_str().unwrap();

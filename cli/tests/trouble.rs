@@ -1,0 +1,106 @@
+//! What an operator sees when `up` cannot start, or when nobody reads what it says.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far above what any of these takes.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn up(place: &Path, arguments: &[&str]) -> Command {
+    let policies = place.join("policies");
+    std::fs::create_dir_all(&policies).unwrap();
+    std::fs::write(policies.join("dev.toml"), "").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cleanhands"));
+    command.arg("up").arg("--policies").arg(policies);
+    command.arg("--runtime-dir").arg(place.join("run"));
+    command.arg("--state-dir").arg(place.join("state"));
+    command.args(arguments).env_clear().env("HOME", place).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// A configuration with a mistake that proxyd, which is waited for first, refuses.
+fn mistaken(place: &Path) -> String {
+    let config = place.join("config");
+    std::fs::create_dir(&config).unwrap();
+    std::fs::write(config.join("proxyd.toml"), "upstraems = 1\n").unwrap();
+    config.to_str().unwrap().to_owned()
+}
+
+fn ended(mut child: Child) -> Option<i32> {
+    let deadline = Instant::now() + DEADLINE;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    panic!("it does not end");
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_words_of_the_daemon_that_failed_come_last() {
+    let place = tempfile::tempdir().unwrap();
+    let config = mistaken(place.path());
+
+    let output = up(place.path(), &["--config-dir", &config]).output().unwrap();
+
+    let errors = text(&output);
+    assert_eq!(output.status.code(), Some(78), "{errors}");
+    let (_, last) = errors.split_once("cleanhands: proxyd ended").expect(&errors);
+    assert!(last.contains("upstraems") && last.contains("proxyd.toml"), "{errors}");
+}
+
+#[test]
+fn a_standard_error_that_nobody_reads_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let config = mistaken(place.path());
+
+    let mut child = up(place.path(), &["--config-dir", &config]).spawn().unwrap();
+    drop(child.stderr.take());
+
+    assert_eq!(ended(child), Some(78));
+}
+
+#[test]
+fn a_named_directory_that_is_not_there_is_an_error() {
+    let place = tempfile::tempdir().unwrap();
+    for flag in ["--config-dir", "--policies"] {
+        let nowhere = place.path().join("nowhere");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cleanhands"));
+        let policies = place.path().to_str().unwrap();
+        let others: &[&str] = if flag == "--policies" { &[] } else { &["--policies", policies] };
+        command.args(["up", flag]).arg(&nowhere).args(others).env("HOME", place.path());
+
+        let output = command.output().unwrap();
+
+        assert_eq!(output.status.code(), Some(78), "{flag}: {}", text(&output));
+        assert!(text(&output).contains("nowhere"), "{flag}: {}", text(&output));
+    }
+}
+
+#[test]
+fn a_terminal_that_goes_ends_it_as_ctrl_c_does() {
+    let place = tempfile::tempdir().unwrap();
+    let mut child = up(place.path(), &[]).spawn().unwrap();
+    let mut stderr = child.stderr.take().unwrap();
+    let mut said = Vec::new();
+    // Something was said: the daemons are being started, and the signals are watched.
+    let mut piece = [0; 256];
+    let length = stderr.read(&mut piece).unwrap();
+    said.extend_from_slice(&piece[..length]);
+
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    std::thread::spawn(move || stderr.read_to_end(&mut said));
+
+    // 77: a host without user namespaces said so first.
+    assert!(matches!(ended(child), Some(0 | 77)));
+}
