@@ -10,8 +10,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 fn up(place: &Path, arguments: &[&str]) -> Command {
     let policies = place.join("policies");
-    std::fs::create_dir_all(&policies).unwrap();
-    std::fs::write(policies.join("dev.toml"), "").unwrap();
+    std::fs::create_dir_all(&policies).expect("the test's own files and processes work");
+    std::fs::write(policies.join("dev.toml"), "").expect("the test's own files and processes work");
     let mut command = Command::new(env!("CARGO_BIN_EXE_cleanhands"));
     command.arg("up").arg("--policies").arg(policies);
     command.arg("--runtime-dir").arg(place.join("run"));
@@ -24,20 +24,21 @@ fn up(place: &Path, arguments: &[&str]) -> Command {
 /// A configuration with a mistake that proxyd, which is waited for first, refuses.
 fn mistaken(place: &Path) -> String {
     let config = place.join("config");
-    std::fs::create_dir(&config).unwrap();
-    std::fs::write(config.join("proxyd.toml"), "upstraems = 1\n").unwrap();
-    config.to_str().unwrap().to_owned()
+    std::fs::create_dir(&config).expect("the test's own files and processes work");
+    std::fs::write(config.join("proxyd.toml"), "upstraems = 1\n")
+        .expect("the test's own files and processes work");
+    config.to_str().expect("the test's own files and processes work").to_owned()
 }
 
 fn ended(mut child: Child) -> Option<i32> {
     let deadline = Instant::now() + DEADLINE;
     while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().unwrap() {
+        if let Some(status) = child.try_wait().expect("the test's own files and processes work") {
             return status.code();
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    child.kill().unwrap();
+    child.kill().expect("the test's own files and processes work");
     panic!("it does not end");
 }
 
