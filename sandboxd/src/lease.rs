@@ -171,6 +171,8 @@ async fn keep(shared: Arc<Shared>, first: Arc<Channel>, events: mpsc::UnboundedS
     let mut channel = first;
     loop {
         let received = tokio::select! {
+            // A lease that we gave back ends its connection too: that is no loss.
+            biased;
             () = shared.ended.cancelled() => return,
             received = channel.receive::<LeaseReply>() => received,
         };
@@ -206,6 +208,7 @@ async fn reopen(shared: &Shared) -> Option<(Channel, Opened)> {
     let mut pause = PAUSE_MIN;
     loop {
         tokio::select! {
+            biased;
             () = shared.ended.cancelled() => return None,
             outcome = shared.try_open() => match outcome {
                 Ok(open) => return Some(open),
