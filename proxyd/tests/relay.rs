@@ -486,6 +486,26 @@ async fn trailers_pass_over_http2_both_ways() {
 }
 
 #[tokio::test]
+async fn trailers_over_http2_cannot_bring_what_was_judged_already() {
+    let upstream = Upstream::tls("api.test", H2, echo_h2).await;
+    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
+    proxyd.put_secret("api").await;
+    let lease = proxyd.lease().await;
+    let mut sender = lease.h2("api.test").await;
+    for name in ["authorization", "host", "content-type", "cookie"] {
+        let request = http::Request::post("https://api.test/echo").body(()).unwrap();
+        let (response, mut send) = sender.send_request(request, false).unwrap();
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert(name, http::HeaderValue::from_static("mine"));
+        send.send_trailers(trailers).unwrap();
+
+        let response = timely(response).await;
+
+        assert!(response.is_err() || response.unwrap().status() == 400, "{name} went on");
+    }
+}
+
+#[tokio::test]
 async fn a_grpc_client_reads_a_denial_in_its_own_form() {
     let upstream = Upstream::tls("api.test", H2, echo_h2).await;
     let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;

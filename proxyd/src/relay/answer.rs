@@ -21,7 +21,7 @@ pub enum AnswerError {
     Ambiguous(#[from] Ambiguous),
     #[error("upstream switched protocols without being asked")]
     Unasked,
-    #[error("upstream: {}", describe(.0))]
+    #[error("{}", describe(.0))]
     Reset(h2::Error),
 }
 

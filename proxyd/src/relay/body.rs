@@ -8,10 +8,37 @@ use super::h1;
 use super::h2::{convert, describe};
 use crate::head::Fields;
 
+/// Fields that must not come as trailers: they would change what was judged already
+/// (RFC 9110 section 6.5.1).
+const NEVER_TRAILERS: [&str; 12] = [
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "host",
+    "proxy-authorization",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
 /// What a body is made of, in the order it arrives; trailers are last.
 pub enum Piece {
     Data(Bytes),
     Trailers(Fields),
+}
+
+impl Piece {
+    /// Trailers, whichever protocol brought them, if all may be such.
+    pub fn trailers(fields: Fields) -> Result<Self, ReadError> {
+        if NEVER_TRAILERS.iter().any(|name| fields.contains(name)) {
+            return Err(ReadError::Framing("a field that may not be a trailer"));
+        }
+        Ok(Self::Trailers(fields))
+    }
 }
 
 /// Why a body could not be read to its end.
@@ -98,7 +125,7 @@ async fn next_h2(
         return Ok(Some(Piece::Data(data)));
     }
     let trailers = stream.trailers().await.map_err(ReadError::Reset)?;
-    Ok(trailers.map(|map| Piece::Trailers(convert::fields(&map))))
+    trailers.map(|map| Piece::trailers(convert::fields(&map))).transpose()
 }
 
 /// A body being written.

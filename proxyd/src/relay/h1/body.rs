@@ -15,23 +15,6 @@ const TRAILER_BYTES_MAX: usize = 16 * 1024;
 /// A piece at least this long is written in two writes rather than copied behind its size line.
 const COPY_BYTES_MAX: usize = 8 * 1024;
 
-/// Fields that must not come as trailers: they would change what was judged already
-/// (RFC 9110 section 6.5.1).
-const NEVER_TRAILERS: [&str; 12] = [
-    "authorization",
-    "connection",
-    "content-encoding",
-    "content-length",
-    "content-type",
-    "cookie",
-    "expect",
-    "host",
-    "proxy-authorization",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
-
 /// A body on its way in.
 pub struct Reading<'a> {
     reader: &'a mut Reader,
@@ -144,10 +127,7 @@ impl<'a> Reading<'a> {
             return Ok(None);
         }
         let fields = head::parse_trailers(&bytes).map_err(|_| ReadError::Framing("trailers"))?;
-        if NEVER_TRAILERS.iter().any(|name| fields.contains(name)) {
-            return Err(ReadError::Framing("a field that may not be a trailer"));
-        }
-        Ok(Some(Piece::Trailers(fields)))
+        Piece::trailers(fields).map(Some)
     }
 
     /// Takes one line without its ending.

@@ -82,7 +82,7 @@ fn incoming(
     };
     let head = RequestHead {
         method: Bytes::copy_from_slice(parts.method.as_str().as_bytes()),
-        target: target(&parts.uri)?,
+        target: target(&parts.method, &parts.uri)?,
         scheme,
         authority,
         headers: without_host(headers),
@@ -90,8 +90,11 @@ fn incoming(
     Some((head, framing, body))
 }
 
-fn target(uri: &http::Uri) -> Option<Bytes> {
+fn target(method: &http::Method, uri: &http::Uri) -> Option<Bytes> {
     let target = uri.path_and_query()?.as_str();
+    if target == "*" && method != http::Method::OPTIONS {
+        return None;
+    }
     Some(Bytes::copy_from_slice(if target.is_empty() { "/" } else { target }.as_bytes()))
 }
 
