@@ -145,8 +145,8 @@ impl Workspaces {
         Ok(registered)
     }
 
-    /// Looks whether the path still leads to the directory that was shown, and whether it is clear of
-    /// the daemons' own.
+    /// Looks whether the path still leads to the directory that was shown, and whether it is clear
+    /// of the daemons' own.
     pub fn verify(&self, registered: &Registered) -> Result<Workspace, Fault> {
         let path = PathBuf::from(&registered.path);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
