@@ -20,6 +20,7 @@ use super::tree::sweep;
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
 use crate::sys::process::{Ended, Reaped, child_events, default_signals, execute, fork, reap};
+use crate::sys::seccomp::Subject;
 use crate::zygote::memory;
 use crate::zygote::message::{Control, Failure, Program, Report};
 
@@ -192,16 +193,17 @@ fn confined(
 ) -> Result<i32, Broken> {
     rustix::process::setsid().map_err(|e| Broken::at("session")(e.into()))?;
     default_signals();
-    let (limits, cwd) = match &body {
-        Body::Program(program) => (program.limits, program.cwd.clone()),
-        Body::Files | Body::Rehearsal => (None, "/".to_owned()),
+    let (limits, cwd, subject) = match &body {
+        Body::Program(program) => (program.limits, program.cwd.clone(), Subject::Command),
+        Body::Files => (None, "/".to_owned(), Subject::FileTools),
+        Body::Rehearsal => (None, "/".to_owned(), Subject::Command),
     };
     while fds.len() < 3 {
         let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
         let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty());
         fds.push(null.map_err(|e| Broken::at("descriptors")(e.into()))?);
     }
-    confinement.apply(limits, || {
+    confinement.apply(limits, subject, || {
         rustix::process::chdir(&*cwd).map_err(|e| Broken::at("chdir")(e.into()))?;
         if let Way::Open(writer) = &*way {
             let placed = place(fds, writer).map_err(Broken::at("descriptors"))?;

@@ -8,7 +8,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::plan::{HOME, Limits, SandboxPlan};
 use crate::sys::landlock::{self, Domain, LandlockError, Rights};
-use crate::sys::seccomp::Filter;
+use crate::sys::seccomp::{Filter, Subject};
 
 /// Prepared once for a cell, applied to each command.
 pub struct Confinement {
@@ -60,6 +60,7 @@ impl Confinement {
     pub fn apply(
         &self,
         limits: Option<Limits>,
+        subject: Subject,
         between: impl FnOnce() -> Result<(), Broken>,
     ) -> Result<(), Broken> {
         // 1. Limits: raising one again needs a capability.
@@ -93,7 +94,7 @@ impl Confinement {
         // 6. The caller's own.
         between()?;
         // 7. System calls.
-        self.filter.load().map_err(Broken::at("seccomp"))
+        self.filter.load(subject).map_err(Broken::at("seccomp"))
     }
 
     pub fn filter(&self) -> &Filter {

@@ -16,38 +16,53 @@ pub struct Extent {
     pub instructions: usize,
 }
 
-/// A filter, ready to be loaded.
+/// Whom a filter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Programs.
+    Command,
+    /// Our own code of the file tools, inside a cell.
+    FileTools,
+}
+
+/// The filters, ready to be loaded.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    program: Vec<Instruction>,
+    commands: Vec<Instruction>,
+    files: Vec<Instruction>,
     extent: Extent,
 }
 
 impl Filter {
-    /// The filter of this architecture.
+    /// The filters of this architecture.
     pub fn new() -> Self {
-        let table = calls::table();
-        let calls_allowed = table.iter().filter(|(_, node)| node.may_allow()).count();
-        let program = filter::assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &table);
+        let table = calls::commands();
+        let assemble = |table| filter::assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, table);
+        let commands = assemble(&table);
         let extent = Extent {
             architecture: std::env::consts::ARCH,
-            calls_allowed,
-            instructions: program.len(),
+            calls_allowed: table.iter().filter(|(_, node)| node.may_allow()).count(),
+            instructions: commands.len(),
         };
-        Self { program, extent }
+        Self { commands, files: assemble(&calls::files()), extent }
     }
 
+    /// Of the filter of commands.
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
     /// Filters the calling thread and what it starts, for good. Needs no-new-privileges.
-    pub fn load(&self) -> std::io::Result<()> {
-        let program = libc::sock_fprog {
-            len: u16::try_from(self.program.len()).expect("the table is fixed and far shorter"),
-            filter: self.program.as_ptr().cast_mut().cast(),
+    pub fn load(&self, subject: Subject) -> std::io::Result<()> {
+        let program = match subject {
+            Subject::Command => &self.commands,
+            Subject::FileTools => &self.files,
         };
-        // SAFETY: `program` describes `self.program`, whose layout is that of sock_filter; the
+        let program = libc::sock_fprog {
+            len: u16::try_from(program.len()).expect("the table is fixed and far shorter"),
+            filter: program.as_ptr().cast_mut().cast(),
+        };
+        // SAFETY: `program` describes a vector of `self`, whose layout is that of sock_filter; the
         // kernel copies it and writes nothing.
         let result = unsafe {
             libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)

@@ -30,9 +30,72 @@ const TIOCSTI: u32 = 0x5412;
 const TIOCLINUX: u32 = 0x541c;
 const TIOCSETD: u32 = 0x5423;
 
-/// Every call and what becomes of it.
-pub fn table() -> Vec<(u32, Node)> {
-    let number = |call: i64| u32::try_from(call).expect("call numbers are small and positive");
+/// The set-user-ID and set-group-ID bits of a file's mode, inode(7).
+const SET_ID: u32 = 0o6000;
+/// `O_CREAT`, and `O_TMPFILE`'s own bit: only with these does open(2) look at its mode.
+const CREATES: u32 = 0x40 | 0x40_0000;
+/// fchmodat2(2), which libc does not name on both architectures.
+const SYS_FCHMODAT2: i64 = 452;
+
+fn number(call: i64) -> u32 {
+    u32::try_from(call).expect("call numbers are small and positive")
+}
+
+/// Every call that a command may make and what becomes of it. A command makes no set-id file:
+/// inside it would do nothing, but in a directory of the host that the sandbox writes, it would be
+/// a way into its owner's account for whoever can reach it there.
+pub fn commands() -> Vec<(u32, Node)> {
+    let mut table = files();
+    let judged: Vec<(u32, Node)> = set_id_calls().collect();
+    table.retain(|(call, _)| judged.iter().all(|(other, _)| other != call));
+    table.extend(judged);
+    table
+}
+
+/// The calls that take a mode. openat2(2) has its own behind a pointer, where no filter can look:
+/// programs fall back to openat.
+fn set_id_calls() -> impl Iterator<Item = (u32, Node)> {
+    let modes = [(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (SYS_FCHMODAT2, 2)];
+    let modes = modes.into_iter().chain([(libc::SYS_mknodat, 2)]).chain(modes_here());
+    let judged = modes.map(|(call, mode)| (number(call), no_bits(mode, SET_ID)));
+    let opens = [(libc::SYS_openat, 2)].into_iter().chain(opens_here());
+    let opens = opens.map(|(call, flags)| (number(call), creating(flags)));
+    judged.chain(opens).chain([(number(libc::SYS_openat2), fail(libc::ENOSYS))])
+}
+
+#[cfg(target_arch = "x86_64")]
+fn modes_here() -> Vec<(i64, u8)> {
+    vec![(libc::SYS_chmod, 1), (libc::SYS_creat, 1), (libc::SYS_mknod, 1)]
+}
+
+#[cfg(target_arch = "x86_64")]
+fn opens_here() -> Vec<(i64, u8)> {
+    vec![(libc::SYS_open, 1)]
+}
+
+#[cfg(target_arch = "aarch64")]
+fn modes_here() -> Vec<(i64, u8)> {
+    Vec::new()
+}
+
+#[cfg(target_arch = "aarch64")]
+fn opens_here() -> Vec<(i64, u8)> {
+    Vec::new()
+}
+
+/// open(2) and openat(2): the mode follows the flags.
+fn creating(flags: u8) -> Node {
+    Node::IfAnyBit {
+        argument: flags,
+        mask: CREATES,
+        then: Box::new(no_bits(flags + 1, SET_ID)),
+        otherwise: allow(),
+    }
+}
+
+/// What the file tools' own code may call inside a cell: as commands, and openat2, which keeps it
+/// beneath the workspace.
+pub fn files() -> Vec<(u32, Node)> {
     let mut table: Vec<(u32, Node)> = ALLOWED
         .iter()
         .chain(ALLOWED_HERE)

@@ -205,7 +205,7 @@ mod tests {
     }
 
     fn verdict(number: i64, arguments: [u32; 6]) -> u32 {
-        let program = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &calls::table());
+        let program = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &calls::commands());
         run(&program, calls::ARCHITECTURE, number as u32, arguments)
     }
 
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn every_call_of_the_table_gets_the_tables_verdict() {
-        let table = calls::table();
+        let table = calls::commands();
         let program = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &table);
 
         for (number, node) in &table {
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn another_architecture_is_killed() {
         const I386: u32 = 0x4000_0003;
-        let program = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &calls::table());
+        let program = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &calls::commands());
 
         assert_eq!(run(&program, I386, 1, [0; 6]), RETURN_KILL_PROCESS);
     }
@@ -289,6 +289,26 @@ mod tests {
         assert_eq!(clone(libc::CLONE_NEWNET), fails(libc::EPERM));
         assert_eq!(ioctl(libc::TCGETS), RETURN_ALLOW);
         assert_eq!(ioctl(libc::TIOCSTI), fails(libc::EPERM));
+    }
+
+    #[test]
+    fn no_command_makes_a_set_id_file_and_only_the_file_tools_have_openat2() {
+        const CREATE: u32 = (libc::O_CREAT | libc::O_WRONLY) as u32;
+        let openat = |flags: u32, mode: u32| verdict(libc::SYS_openat, [0, 0, flags, mode, 0, 0]);
+        let chmod = |mode: u32| verdict(libc::SYS_fchmodat, [0, 0, mode, 0, 0, 0]);
+
+        assert_eq!(chmod(0o1777), RETURN_ALLOW);
+        assert_eq!(chmod(0o4755), fails(libc::EPERM));
+        assert_eq!(chmod(0o2755), fails(libc::EPERM));
+        assert_eq!(openat(CREATE, 0o755), RETURN_ALLOW);
+        assert_eq!(openat(CREATE, 0o4755), fails(libc::EPERM));
+        assert_eq!(openat(libc::O_TMPFILE as u32, 0o4755), fails(libc::EPERM));
+        // Without creation the mode is whatever happens to be in the register.
+        assert_eq!(openat(libc::O_RDONLY as u32, 0o4755), RETURN_ALLOW);
+        assert_eq!(verdict(libc::SYS_openat2, [0; 6]), fails(libc::ENOSYS));
+        let files = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &calls::files());
+        let got = run(&files, calls::ARCHITECTURE, libc::SYS_openat2 as u32, [0; 6]);
+        assert_eq!(got, RETURN_ALLOW);
     }
 
     #[cfg(target_arch = "x86_64")]
