@@ -157,7 +157,8 @@ fn a_directory_that_holds_or_lies_in_the_daemons_own_is_no_workspace() {
 fn no_set_id_file_is_left_in_a_directory_of_the_host() {
     let installation = started();
 
-    let script = "cp /bin/ls x; chmod 4755 x; echo $?; chmod 2755 x; echo $?; chmod 1755 x; echo $?; \
+    let script = "cp /bin/ls x; chmod 4755 x; echo $?; chmod 2755 x; echo $?; \
+        chmod 1755 x; echo $?; \
         python3 -c 'import os; os.open(\"y\", os.O_CREAT | os.O_WRONLY, 0o4755)'; echo $?; \
         stat -c %a x; test -e y; echo $?";
     let out = claims(&installation, &format!("{{ {script}; }} 2>/dev/null"));

@@ -97,6 +97,9 @@ impl Launch {
         if config.exists() {
             command.arg("--config").arg(config);
         }
+        if daemon == Daemon::Sandboxd {
+            command.arg("--config-dir").arg(&self.layout.config);
+        }
         if let Some(level) = &self.log {
             command.arg("--log").arg(level);
         }

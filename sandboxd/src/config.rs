@@ -36,6 +36,9 @@ struct Flags {
     /// Directory of the policy files
     #[arg(long, value_name = "DIR")]
     policies_dir: Option<PathBuf>,
+    /// Directory of the daemons' configuration, where no workspace may be [default: that of --config]
+    #[arg(long, value_name = "DIR")]
+    config_dir: Option<PathBuf>,
     /// What to log: error, warn, info, debug
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
@@ -142,10 +145,11 @@ fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
         runtime: pick(flags.runtime_dir, raw.runtime_dir, system.runtime)?,
         state: pick(flags.state_dir, raw.state_dir, system.state)?,
         policies: pick(flags.policies_dir, raw.policies_dir, system.policies)?,
-        config: match flags.config.as_deref().and_then(Path::parent) {
-            Some(folder) => pick(Some(folder.to_owned()), None, system.config)?,
-            None => system.config,
-        },
+        config: pick(
+            flags.config_dir,
+            flags.config.as_deref().and_then(Path::parent).map(Path::to_owned),
+            system.config,
+        )?,
     };
     let log = flags.log.or(raw.log).unwrap_or_else(|| "info".into());
     let log = log.parse().map_err(|_| ConfigError::Value {

@@ -30,8 +30,13 @@ struct Known {
 }
 
 impl Environments {
+    /// Reads the files once at the start, so that one that breaks later changes nothing.
     pub fn new(directory: PathBuf) -> Self {
-        Self { directory, known: Mutex::default() }
+        let environments = Self { directory, known: Mutex::default() };
+        if let Err(fault) = environments.current() {
+            tracing::warn!(reason = %fault, "there is no environment yet");
+        }
+        environments
     }
 
     /// The policy of an environment, from the files as they are now; while they do not parse, as
@@ -114,5 +119,16 @@ mod tests {
 
         assert_eq!(environments.policy("dev").unwrap().description, "second");
         assert!(environments.policy("x").unwrap_err().text.contains("x.toml"));
+    }
+
+    #[test]
+    fn a_file_that_breaks_before_the_first_sandbox_leaves_the_others_as_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("dev.toml"), "description = \"one\"\n").unwrap();
+        let environments = Environments::new(dir.path().to_owned());
+
+        std::fs::write(dir.path().join("other.toml"), "this is no policy").unwrap();
+
+        assert_eq!(environments.policy("dev").unwrap().description, "one");
     }
 }
