@@ -34,7 +34,7 @@ const RECONNECTS_MAX: u32 = 50;
 /// Gives an agent a task and shows what it does.
 pub async fn run(global: &Global, options: Run) -> Result<ExitCode, Failure> {
     let task = match options.task.as_str() {
-        "-" => task_from_input()?,
+        "-" => task_from_input()?.trim_end().to_owned(),
         task => task.to_owned(),
     };
     if task.trim().is_empty() {

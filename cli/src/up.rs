@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ type LastLines = Arc<Mutex<VecDeque<String>>>;
 
 /// Runs the three daemons until told to stop.
 pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
-    let layout = places(global, &options);
+    let layout = places(global, &options)?;
     if let Some(named) = options.config_dir.as_ref().filter(|named| !named.is_dir()) {
         return Err(Failure::new(format!("configuration: no directory {}", named.display()))
             .with_status(CONFIGURATION));
@@ -54,6 +55,7 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
     for directory in [&layout.runtime, &layout.state] {
         ipc::daemon::private_directory(directory).map_err(|e| Failure::new(e.to_string()))?;
     }
+    nobody_serves(&layout).await?;
     let loopback = options.port.map(loopback).transpose()?;
     let launch = Launch { layout, log: options.log, loopback };
     let mut stop = Stop::watch()?;
@@ -71,14 +73,32 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
     outcome.map_err(|failure| told_again(&running, failure))
 }
 
-fn places(global: &Global, options: &Up) -> Layout {
+/// The directories, absolute: the daemons tell theirs to commands that run elsewhere.
+fn places(global: &Global, options: &Up) -> Result<Layout, Failure> {
     let user = place::user();
-    Layout {
-        runtime: global.runtime_dir.clone().unwrap_or(user.runtime),
-        state: options.state_dir.clone().unwrap_or(user.state),
-        policies: options.policies.clone(),
-        config: options.config_dir.clone().unwrap_or(user.config),
+    let absolute = |path: PathBuf| {
+        std::path::absolute(&path)
+            .map_err(|error| Failure::new(format!("cannot use {}: {error}", path.display())))
+    };
+    Ok(Layout {
+        runtime: absolute(global.runtime_dir.clone().unwrap_or(user.runtime))?,
+        state: absolute(options.state_dir.clone().unwrap_or(user.state))?,
+        policies: absolute(options.policies.clone())?,
+        config: absolute(options.config_dir.clone().unwrap_or(user.config))?,
+    })
+}
+
+/// Two installations cannot share their sockets; said before anything is started.
+async fn nobody_serves(layout: &Layout) -> Result<(), Failure> {
+    for daemon in ALL {
+        if let Ok(alive) = daemons::health(daemon, layout).await {
+            let place = layout.runtime.display();
+            let (name, pid) = (daemon.name(), alive.pid);
+            return Err(Failure::new(format!("{name}, process {pid}, serves in {place} already"))
+                .with_hint("stop it, or give these --runtime-dir and --state-dir of their own"));
+        }
     }
+    Ok(())
 }
 
 /// Binds the loopback port here, so that harnessd itself never opens a network socket.

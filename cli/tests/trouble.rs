@@ -1,6 +1,8 @@
 //! What an operator sees when `up` cannot start, or when nobody reads what it says.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -104,4 +106,28 @@ fn a_terminal_that_goes_ends_it_as_ctrl_c_does() {
 
     // 77: a host without user namespaces said so first.
     assert!(matches!(ended(child), Some(0 | 77)));
+}
+
+#[test]
+fn a_second_one_in_the_same_place_says_who_is_there_and_leaves_it_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    std::fs::DirBuilder::new().mode(0o700).create(&run).unwrap();
+    let socket = UnixListener::bind(run.join("proxyd.sock")).unwrap();
+    let first = std::thread::spawn(move || {
+        let (mut stream, _) = socket.accept().unwrap();
+        let mut request = [0; 4096];
+        assert!(stream.read(&mut request).unwrap() > 0);
+        let body = r#"{"daemon":"proxyd","version":"0","pid":4711}"#;
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length";
+        write!(stream, "{head}: {}\r\n\r\n{body}", body.len()).unwrap();
+    });
+
+    let output = up(place.path(), &[]).output().unwrap();
+
+    first.join().unwrap();
+    let errors = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("4711") && errors.contains("--runtime-dir"), "{errors}");
+    assert!(run.join("proxyd.sock").exists());
 }
