@@ -36,7 +36,7 @@ struct Flags {
     /// Directory of the policy files
     #[arg(long, value_name = "DIR")]
     policies_dir: Option<PathBuf>,
-    /// Directory of the daemons' configuration, where no workspace may be [default: that of --config]
+    /// Directory of the configuration: no workspace may be there [default: that of --config]
     #[arg(long, value_name = "DIR")]
     config_dir: Option<PathBuf>,
     /// What to log: error, warn, info, debug
