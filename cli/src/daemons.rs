@@ -23,6 +23,8 @@ pub const ATTACHED: &str = "attached";
 
 /// How long a daemon may take until it serves: generous for a loaded machine.
 const READY_WITHIN: Duration = Duration::from_secs(20);
+/// How long a daemon may take to say that it serves.
+const HEALTH_WITHIN: Duration = Duration::from_secs(5);
 /// How often readiness is asked for.
 const READY_POLL: Duration = Duration::from_millis(10);
 /// How long a daemon may drain before it is killed: the daemons' own deadline is below it.
@@ -71,9 +73,14 @@ pub struct Alive {
     pub pid: u32,
 }
 
-/// Asks a daemon whether it serves.
+/// Asks a daemon whether it serves. One that is stopped, or hangs, does not.
 pub async fn health(daemon: Daemon, layout: &Layout) -> Result<Alive, Failure> {
-    Ok(Client::new(daemon.socket(layout)).get(daemon.health_path()).await?)
+    let socket = daemon.socket(layout);
+    let client = Client::new(&socket);
+    let asked = tokio::time::timeout(HEALTH_WITHIN, client.get(daemon.health_path())).await;
+    let seconds = HEALTH_WITHIN.as_secs();
+    let silent = || Failure::new(format!("{}: no answer in {seconds} s", socket.display()));
+    Ok(asked.map_err(|_| silent())??)
 }
 
 /// How daemons are started.

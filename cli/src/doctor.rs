@@ -53,11 +53,19 @@ pub async fn doctor(global: &Global) -> Result<ExitCode, Failure> {
     let mut findings = host(Path::new("/proc"));
     findings.push(runtime_directory(&layout));
     findings.extend(state_directory(&layout));
+    // One that does not answer is not asked again.
+    let mut serving = Vec::new();
     for daemon in ALL {
-        findings.push(running(daemon, &layout).await);
+        let finding = running(daemon, &layout).await;
+        if finding.grade != Grade::Bad {
+            serving.push(daemon);
+        }
+        findings.push(finding);
     }
-    findings.extend(sandbox_layers(&layout).await);
-    findings.extend(policies_and_secrets(&layout).await);
+    if serving.contains(&Daemon::Sandboxd) {
+        findings.extend(sandbox_layers(&layout).await);
+    }
+    findings.extend(policies_and_secrets(&layout, serving.contains(&Daemon::Proxyd)).await);
     print(global, &findings)?;
     let bad = findings.iter().any(|finding| finding.grade == Grade::Bad);
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -185,11 +193,14 @@ async fn sandbox_layers(layout: &Layout) -> Vec<Finding> {
     findings
 }
 
-async fn policies_and_secrets(layout: &Layout) -> Vec<Finding> {
+async fn policies_and_secrets(layout: &Layout, serving: bool) -> Vec<Finding> {
     let proxyd = Client::new(layout.proxyd());
-    let vault = proxyd.get::<ipc::vault::Health>("/v1/health").await;
+    let vault = match serving {
+        true => proxyd.get::<ipc::vault::Health>("/v1/health").await.ok(),
+        false => None,
+    };
     // Where the daemons read them, if that is said; else where they would.
-    let said = vault.as_ref().ok().and_then(|vault| vault.policies.clone());
+    let said = vault.as_ref().and_then(|vault| vault.policies.clone());
     let directory = said.unwrap_or_else(|| layout.policies.clone());
     let set = match policy::load(&directory) {
         Ok(set) => set,
@@ -207,13 +218,12 @@ async fn policies_and_secrets(layout: &Layout) -> Vec<Finding> {
     let place = directory.display();
     let mut findings =
         vec![Finding::new("policies", Grade::Good, format!("{place}: {}", names.join(", ")))];
+    let Some(vault) = vault else { return findings };
     let Ok(stored) = secret::names(&proxyd).await else {
         return findings;
     };
-    if let Ok(vault) = vault {
-        let text = format!("{} secrets, key from {}", stored.len(), vault.key_source);
-        findings.push(Finding::new("vault", Grade::Good, text));
-    }
+    let text = format!("{} secrets, key from {}", stored.len(), vault.key_source);
+    findings.push(Finding::new("vault", Grade::Good, text));
     for policy in names.iter().filter_map(|name| set.environment(name)) {
         let paths = policy.credentials.values().map(|credential| &credential.secret.path);
         for path in paths.collect::<BTreeSet<_>>() {

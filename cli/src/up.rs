@@ -127,14 +127,14 @@ async fn serve(
         if matches!(status.code().map(u8::try_from), Some(Ok(HOST | CONFIGURATION))) {
             return Err(daemons::ended_early(daemon, status, None));
         }
-        say(&format!("{} ended unexpectedly: {status}; starting it again", daemon.name()));
+        say(&format!("{} ended unexpectedly: {status}", daemon.name()));
         let wait = delay(&mut running[at].restarts).ok_or_else(|| {
+            let (name, seconds) = (daemon.name(), RESTARTS_WINDOW.as_secs());
             Failure::new(format!(
-                "{} ended {RESTARTS_MAX} times in {} s",
-                daemon.name(),
-                RESTARTS_WINDOW.as_secs()
+                "{name} ended again after {RESTARTS_MAX} restarts within {seconds} s"
             ))
         })?;
+        say(&format!("{} is started again", daemon.name()));
         tokio::time::sleep(wait).await;
         let again = start(launch, daemon)?;
         running[at].child = again.child;
