@@ -109,6 +109,19 @@ async fn the_echo_is_masked_at_equal_length_also_when_it_is_compressed_or_ranged
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_an_injected_request_cannot_be_asked_for_in_parts() {
+    let (installation, _forms, upstream) = started(json!([])).await;
+
+    let script = "curl -sS -r 0-20 -H 'If-Range: \"x\"' https://api.example/hello";
+    let (status, out, err) = tokio::task::block_in_place(|| installation.shell("dev", script));
+
+    assert_eq!((status, out.as_str()), (Some(0), "hello"), "{err}");
+    let seen = upstream.seen();
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert!(seen[0].headers.iter().all(|(n, _)| !n.contains("range")), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_placeholder_sent_to_another_host_or_by_another_sandbox_is_refused() {
     let (installation, _forms, upstream) = started(json!([])).await;
     let (_, placeholder, _) =

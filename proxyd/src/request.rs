@@ -170,6 +170,10 @@ fn prepare_for_search(asked: &mut Asked<'_>) {
         let value = if kept.is_empty() { b"identity".to_vec() } else { kept.join(&b", "[..]) };
         headers.set("accept-encoding", value.into());
     }
+    // A page that shows the value could be asked for in two parts, each with half of it. A server
+    // may always answer with the whole (RFC 9110, section 14.2).
+    headers.remove_all("range");
+    headers.remove_all("if-range");
     // Compressed frames of an upgraded connection could not be searched.
     headers.remove_all("sec-websocket-extensions");
 }
