@@ -5,6 +5,9 @@
 //! goes on, as it came, once its decoded form is clear; a match there ends the stream, because a
 //! compressed body cannot be masked at equal length. What cannot be decoded is refused.
 //!
+//! A value that was cut short is found while more than half of it is there: an upstream that
+//! shortens what it echoes must not give out all but the last byte.
+//!
 //! [`forms`] lists the encodings that are searched, [`automaton`] does the search, [`masker`]
 //! streams plain bodies, [`encoded`] compressed ones.
 
@@ -39,9 +42,9 @@ const CODING_SHOWN_BYTES_MAX: usize = 40;
 pub struct Patterns(Arc<Automaton>);
 
 impl Patterns {
-    /// Patterns that find any of `needles`.
+    /// Patterns that find any of `needles`, cut short too while more than half is left.
     pub fn new(needles: &[Secret]) -> Self {
-        Self(Arc::new(Automaton::new(needles)))
+        Self(Arc::new(Automaton::with_beginnings(needles)))
     }
 
     /// Whether there is nothing to search for.
@@ -202,6 +205,24 @@ mod tests {
         assert_eq!(&fields[1].1[..], b"Bearer ***************; ***************");
         assert_eq!(&fields[3].0[..], b"***************");
         assert_eq!(&fields[2].0[..], b"secret-canary-1");
+    }
+
+    #[test]
+    fn a_value_cut_short_is_masked_at_every_split() {
+        let patterns = patterns(&["SECRET-CANARY-7f3a9b"]);
+        let text = b"/find?q=SECRET-CANARY-7f3a9... not found, SECRET-CANARY-7";
+        let want = b"/find?q=*******************... not found, ***************";
+        for cut in 0..=text.len() {
+            let mut scrubber = BodyScrubber::new(&patterns, None).unwrap();
+            let mut out = Vec::new();
+            for piece in [&text[..cut], &text[cut..]] {
+                out.extend(scrubber.push(Bytes::copy_from_slice(piece)).unwrap());
+            }
+            assert_eq!(scrubber.masked(), 2, "cut at {cut}");
+            out.extend(scrubber.finish().unwrap());
+
+            assert_eq!(out.concat(), want, "cut at {cut}");
+        }
     }
 
     #[test]

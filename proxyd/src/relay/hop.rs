@@ -39,8 +39,8 @@ pub struct Connection {
 /// is end to end for gRPC.
 pub fn strip_request(headers: &mut Fields) -> Result<Connection, Indispensable> {
     let mut connection = said(headers);
-    // Upgrades of the HTTP version itself are never passed on: both legs choose their own.
-    if connection.upgrade.as_ref().is_some_and(|p| p.eq_ignore_ascii_case(b"h2c")) {
+    // Upgrades to HTTP itself are never passed on: requests would follow that nobody judges.
+    if headers.members("upgrade").any(carries_requests) {
         connection.upgrade = None;
     }
     let trailers = headers.lists("te", "trailers");
@@ -55,6 +55,14 @@ pub fn strip_request(headers: &mut Fields) -> Result<Connection, Indispensable> 
         headers.append("te", Bytes::from_static(b"trailers"));
     }
     Ok(connection)
+}
+
+/// Whether more requests could come in a protocol of that name, and what is no plain name at all.
+fn carries_requests(protocol: &[u8]) -> bool {
+    let name = protocol.split(|byte| *byte == b'/').next().unwrap_or_default();
+    let plain = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._+".contains(byte));
+    let known = [&b"h2"[..], b"h2c", b"h3", b"http", b"https", b"shttp", b"tls"];
+    name.is_empty() || !plain || known.iter().any(|k| name.eq_ignore_ascii_case(k))
 }
 
 /// Removes what belongs to the upstream's connection; says whether it stays open.
@@ -128,11 +136,27 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_of_the_http_version_is_dropped() {
-        let mut h2c = fields(&[("Connection", "Upgrade"), ("Upgrade", "h2c")]);
+    fn an_upgrade_to_http_is_dropped_however_it_is_listed() {
+        for protocol in [
+            "h2c",
+            "H2C",
+            "h2c, websocket",
+            "websocket, h2c",
+            "websocket,,h2c ,",
+            "h2c/1.0",
+            "HTTP/2.0",
+            "TLS/1.0",
+            "\"h2c\"",
+            "/1",
+        ] {
+            let mut headers = fields(&[("Connection", "Upgrade"), ("Upgrade", protocol)]);
+            assert_eq!(strip_request(&mut headers).unwrap().upgrade, None, "{protocol}");
+        }
+        let mut twice =
+            fields(&[("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Upgrade", "h2c")]);
+        assert_eq!(strip_request(&mut twice).unwrap().upgrade, None);
         let mut web = fields(&[("Connection", "keep-alive, Upgrade"), ("Upgrade", "websocket")]);
 
-        assert_eq!(strip_request(&mut h2c).unwrap().upgrade, None);
         assert_eq!(strip_request(&mut web).unwrap().upgrade.as_deref(), Some(&b"websocket"[..]));
     }
 }

@@ -8,6 +8,9 @@ use zeroize::Zeroize;
 
 use crate::vault::Secret;
 
+/// A shorter beginning never counts: too much else begins like it.
+const BEGINNING_BYTES_MIN: usize = 8;
+
 /// One node of the tree; numbers are indices of nodes, 0 is the root and stands for none.
 #[derive(Clone, Copy, Default, Zeroize)]
 struct Node {
@@ -17,7 +20,7 @@ struct Node {
     sibling: u32,
     /// Where to go on when no child fits.
     fail: u32,
-    /// Length of the longest needle that ends here.
+    /// Length of the longest needle, or beginning of one that counts, that ends here.
     longest: u32,
     /// How many of the last bytes could still become a match.
     live: u32,
@@ -35,14 +38,28 @@ impl Automaton {
     /// The state before any byte.
     pub(super) const ROOT: u32 = 0;
 
+    /// A machine that finds whole needles.
+    #[cfg(test)]
     pub(super) fn new(needles: &[Secret]) -> Self {
+        Self::build(needles, |length| length)
+    }
+
+    /// A machine that finds needles and their beginnings that are longer than half: where a text
+    /// was cut short, or a cut is at the reader's choice, little of a needle is left to be seen.
+    pub(super) fn with_beginnings(needles: &[Secret]) -> Self {
+        Self::build(needles, |length| (length / 2 + 1).max(BEGINNING_BYTES_MIN))
+    }
+
+    /// `counts` says from which length on the beginning of a needle of that length counts.
+    fn build(needles: &[Secret], counts: fn(usize) -> usize) -> Self {
         let bytes: usize = needles.iter().map(|n| n.expose_secret().len()).sum();
         // The whole room at once: a vector that grows would leave copies behind.
         let mut nodes = Vec::with_capacity(bytes + 1);
         nodes.push(Node::default());
         let mut automaton = Self { nodes, first: [0; 256] };
         for needle in needles {
-            automaton.insert(needle.expose_secret());
+            let needle = needle.expose_secret();
+            automaton.insert(needle, counts(needle.len()));
         }
         automaton.link();
         automaton
@@ -105,18 +122,19 @@ impl Automaton {
         child
     }
 
-    fn insert(&mut self, needle: &[u8]) {
+    fn insert(&mut self, needle: &[u8], counts: usize) {
         let mut at = Self::ROOT;
-        for byte in needle {
+        for (before, byte) in needle.iter().enumerate() {
             let next = match at {
                 Self::ROOT => self.first[usize::from(*byte)],
                 _ => self.child(at, *byte),
             };
             at = if next == 0 { self.grow(at, *byte) } else { next };
-        }
-        if !needle.is_empty() {
-            self.nodes[at as usize].longest =
-                u32::try_from(needle.len()).expect("the vault bounds the length of secrets");
+            let length = before + 1;
+            if length >= counts.min(needle.len()) {
+                self.nodes[at as usize].longest =
+                    u32::try_from(length).expect("the vault bounds the length of secrets");
+            }
         }
     }
 
@@ -205,6 +223,26 @@ mod tests {
         for (needles, text) in cases {
             let (found, tried) = both(needles, text);
             assert_eq!(found, tried, "{needles:?} in {text:?}");
+        }
+    }
+
+    #[test]
+    fn beginnings_longer_than_half_count_and_short_ones_never() {
+        let needles = ["abcdefghijklmnopqrst", "0123456789"];
+        let needles: Vec<_> = needles.iter().map(|n| Secret::new(n.as_bytes().to_vec())).collect();
+        let automaton = Automaton::with_beginnings(&needles);
+        for (text, longest) in [
+            ("abcdefghij", 0),
+            ("abcdefghijk", 11),
+            ("abcdefghijklmnopqrs", 19),
+            ("abcdefghijklmnopqrst", 20),
+            ("abcdefghijk-", 0),
+            ("0123456", 0),
+            ("01234567", 8),
+        ] {
+            let (mut state, mut at) = (Automaton::ROOT, 0);
+            while automaton.next_match(&mut state, text.as_bytes(), &mut at).is_some() {}
+            assert_eq!(automaton.longest(state), longest, "{text:?}");
         }
     }
 

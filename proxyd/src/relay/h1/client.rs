@@ -44,7 +44,7 @@ impl Connection {
             reader: &mut self.reader,
             method: head.method.clone(),
             stays_open: &mut self.stays_open,
-            upgrade: upgrade.is_some(),
+            upgrade: upgrade.cloned(),
         };
         Ok((out, awaited))
     }
@@ -83,7 +83,8 @@ pub struct Awaited<'a> {
     reader: &'a mut Reader,
     method: Bytes,
     stays_open: &'a mut bool,
-    upgrade: bool,
+    /// The protocols that were offered, in a list.
+    upgrade: Option<Bytes>,
 }
 
 /// What follows a head: another head, or the body of this one.
@@ -121,7 +122,12 @@ impl<'a> Awaited<'a> {
         mut head: ResponseHead,
         protocol: Option<Bytes>,
     ) -> Result<(ResponseHead, Next<'a>), AnswerError> {
-        let Some(protocol) = protocol.filter(|_| self.upgrade) else {
+        // Another protocol than the one that was let through is as bad as none.
+        let offered = |protocol: &Bytes| {
+            let list = self.upgrade.as_deref().unwrap_or_default();
+            list.split(|b| *b == b',').any(|o| o.trim_ascii().eq_ignore_ascii_case(protocol))
+        };
+        let Some(protocol) = protocol.filter(offered) else {
             return Err(AnswerError::Unasked);
         };
         head.headers.append("Connection", Bytes::from_static(b"Upgrade"));
