@@ -19,8 +19,6 @@ mod voice;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
-
 use crate::args::{Demo, Global};
 use crate::daemons::Daemon;
 use crate::demo::fingerprint::Fingerprints;
@@ -28,6 +26,7 @@ use crate::demo::play::Play;
 use crate::demo::stage::Stage;
 use crate::demo::voice::Voice;
 use crate::failure::{CLOSED, Failure, INTERRUPTED};
+use crate::stop::Stop;
 use crate::term;
 
 /// The demo takes a quarter of this; longer means that something waits for ever.
@@ -44,17 +43,12 @@ pub async fn demo(global: &Global, options: Demo) -> Result<ExitCode, Failure> {
         "\n{}",
         voice.style().bold("cleanhands demo: an agent works with a credential it never holds")
     ))?;
-    let watch = |kind| {
-        signal(kind).map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))
-    };
-    let mut terminate = watch(SignalKind::terminate())?;
-    let mut hangup = watch(SignalKind::hangup())?;
+    // From here on there is something to clear up.
+    let mut stop = Stop::watch()?;
     let mut stage = Stage::set(if voice.watched() { PACE_MS } else { 1 }).await?;
     let outcome = tokio::select! {
         outcome = perform(&mut stage, &mut voice) => outcome,
-        _ = tokio::signal::ctrl_c() => Err(interrupted()),
-        _ = terminate.recv() => Err(interrupted()),
-        _ = hangup.recv() => Err(interrupted()),
+        () = stop.asked() => Err(interrupted()),
         () = tokio::time::sleep(LONGEST) => {
             Err(Failure::new(format!("the demo hangs after {} s", LONGEST.as_secs())))
         }
@@ -62,7 +56,11 @@ pub async fn demo(global: &Global, options: Demo) -> Result<ExitCode, Failure> {
     let bad = stage.clear().await;
     let proof = match outcome {
         Ok(proof) => proof,
-        Err(failure) if matches!(failure.status, INTERRUPTED | CLOSED) => return Err(failure),
+        Err(failure) if matches!(failure.status, INTERRUPTED | CLOSED) => {
+            // A line of the model's may have been left open; a closed output takes no more.
+            let _ = voice.line("");
+            return Err(failure);
+        }
         Err(failure) => {
             let logs = stage.keep().join("logs");
             let logs = format!("the daemons' logs are kept in {}", logs.display());
