@@ -3,9 +3,9 @@
 //! A set is replaced whole. A file that does not parse changes nothing and is reported.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::SystemTime;
 
 use policies::{Diagnostic, Policy, PolicySet};
 
@@ -33,8 +33,9 @@ pub struct Policies {
     seen: Mutex<Snapshot>,
 }
 
-/// Names, sizes and times of the files, to notice a change without reading them.
-type Snapshot = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+/// What stands for the state of the files, to notice a change without reading them: their
+/// inodes, and when anything about these changed, rights and owners included.
+type Snapshot = BTreeMap<PathBuf, (u64, i64, i64)>;
 
 /// The mistakes of a set that did not load.
 #[derive(Debug)]
@@ -92,7 +93,34 @@ fn snapshot(dir: &Path) -> Snapshot {
         .filter(|entry| entry.path().extension().is_some_and(|ext| ext == "toml"))
         .filter_map(|entry| {
             let meta = std::fs::metadata(entry.path()).ok()?;
-            Some((entry.path(), (meta.len(), meta.modified().ok())))
+            Some((entry.path(), (meta.ino(), meta.ctime(), meta.ctime_nsec())))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_refused_for_its_rights_is_looked_at_again_once_they_are_right() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("dev.toml");
+        let permit = |mode| {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        std::fs::write(&file, "").unwrap();
+        permit(0o600);
+        let policies = Policies::load(dir.path()).unwrap();
+        assert!(!policies.have_changed());
+
+        permit(0o666);
+        assert!(policies.have_changed() && policies.reload().is_err());
+        assert!(!policies.have_changed());
+        permit(0o600);
+
+        assert!(policies.have_changed() && policies.reload().is_ok());
+    }
 }
