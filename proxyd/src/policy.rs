@@ -33,9 +33,9 @@ pub struct Policies {
     seen: Mutex<Snapshot>,
 }
 
-/// What stands for the state of the files, to notice a change without reading them: their
-/// inodes, and when anything about these changed, rights and owners included.
-type Snapshot = BTreeMap<PathBuf, (u64, i64, i64)>;
+/// What stands for the state of the files, to notice a change without reading them: their inodes
+/// and when anything about these changed. Sizes and rights tell changes within one clock tick.
+type Snapshot = BTreeMap<PathBuf, (u64, i64, i64, u64, u32)>;
 
 /// The mistakes of a set that did not load.
 #[derive(Debug)]
@@ -93,7 +93,8 @@ fn snapshot(dir: &Path) -> Snapshot {
         .filter(|entry| entry.path().extension().is_some_and(|ext| ext == "toml"))
         .filter_map(|entry| {
             let meta = std::fs::metadata(entry.path()).ok()?;
-            Some((entry.path(), (meta.ino(), meta.ctime(), meta.ctime_nsec())))
+            let changed = (meta.ino(), meta.ctime(), meta.ctime_nsec(), meta.len(), meta.mode());
+            Some((entry.path(), changed))
         })
         .collect()
 }
