@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
-use policies::{Policy, PolicySet};
+use policies::Policy;
 use serde_json::{Value, json};
 
 use super::ApiState;
@@ -128,13 +128,7 @@ pub fn refuse_archived(object: &Object) -> Result<(), ApiError> {
 
 /// Finds the policy file of an environment as it is now, and checks the environment against it.
 pub async fn bind(state: &ApiState, environment: &Environment) -> Result<Arc<Policy>, ApiError> {
-    let dir = state.config.policies_dir.clone();
-    let loaded = tokio::task::spawn_blocking(move || PolicySet::load(&dir)).await;
-    let set = loaded.map_err(|error| ApiError::internal(&error))?.map_err(|found| {
-        let first = found.first().map(ToString::to_string).unwrap_or_default();
-        tracing::error!(problems = found.len(), first, "policies are not usable");
-        ApiError::unavailable(format!("policies are not usable: {first}"))
-    })?;
+    let set = state.policies.current().await?;
     let default = &state.config.default_environment;
     let name = environment.policy(default);
     if name == policies::HARNESS {
@@ -142,7 +136,7 @@ pub async fn bind(state: &ApiState, environment: &Environment) -> Result<Arc<Pol
         return Err(ApiError::field("metadata.policy", why));
     }
     let Some(policy) = set.environment(name) else {
-        let dir = state.config.policies_dir.display();
+        let dir = state.policies.dir().display();
         let shown: String = name.chars().take(128).collect();
         let known: Vec<&str> = set.names().filter(|name| *name != policies::HARNESS).collect();
         let known = known.join(", ");

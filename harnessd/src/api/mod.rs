@@ -21,6 +21,7 @@ mod keys;
 mod loopback;
 mod operator;
 mod page;
+mod policy_files;
 mod query;
 mod send;
 mod session;
@@ -61,6 +62,7 @@ pub struct ApiState {
     engine: Engine,
     config: Arc<ApiConfig>,
     keys: Arc<keys::Keys>,
+    policies: Arc<policy_files::PolicyFiles>,
     /// Held while an answer to a tool call is checked and appended, so that of two equal ones sent
     /// at once only the first is stored.
     answers: Arc<tokio::sync::Mutex<()>>,
@@ -74,9 +76,10 @@ impl ApiState {
             Some(path) => keys::Keys::of_operator(path.clone()),
             None => keys::Keys::own(&config.state_dir),
         };
+        let policies = Arc::new(policy_files::PolicyFiles::new(config.policies_dir.clone()));
         let (config, keys) = (Arc::new(config), Arc::new(keys));
         let streams = Arc::new(tokio::sync::Semaphore::new(stream::STREAMS_MAX));
-        Self { engine, config, keys, answers: Arc::default(), streams }
+        Self { engine, config, keys, policies, answers: Arc::default(), streams }
     }
 }
 
