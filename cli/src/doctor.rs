@@ -83,7 +83,9 @@ fn print(global: &Global, findings: &[Finding]) -> Result<(), Failure> {
             Grade::Warning => style.warn("look"),
             Grade::Bad => style.bad("bad "),
         };
-        term::line(&format!("{mark}  {:width$}  {}", finding.what, printable(&finding.text)))?;
+        let below = format!("\n      {:width$}  ", "");
+        let text = printable(&finding.text).replace('\n', &below);
+        term::line(&format!("{mark}  {:width$}  {text}", finding.what))?;
         for line in finding.hint.iter().flat_map(|hint| hint.lines()) {
             term::line(&format!("      {:width$}  {}", "", style.dim(&printable(line))))?;
         }
