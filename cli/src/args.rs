@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 
 const EXIT_STATUS: &str = "\
@@ -29,6 +30,11 @@ Exit status:
 const EXEC_STATUS: &str = "\
 Exit status:
   the command's own; 128+N when signal N ended it; 125 when it could not be run at all";
+
+/// What names something is not empty.
+fn named() -> NonEmptyStringValueParser {
+    NonEmptyStringValueParser::new()
+}
 
 /// Agents that use your credentials without ever holding them.
 #[derive(Debug, Parser)]
@@ -129,13 +135,13 @@ pub struct Up {
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// The policy file that rules the sandbox, without .toml
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", value_parser = named())]
     pub environment: String,
     /// A directory of yours to work in, read-write [default: a fresh one]
     #[arg(long, short, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
     /// A model of harnessd's table [default: the first one]
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", value_parser = named())]
     pub model: Option<String>,
     /// What the agent shall do; - reads it from standard input
     pub task: String,
@@ -144,7 +150,7 @@ pub struct Run {
 #[derive(Debug, clap::Args)]
 pub struct Exec {
     /// The policy file that rules the sandbox, without .toml
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", value_parser = named())]
     pub environment: String,
     /// A directory of yours to work in, read-write [default: a fresh one, gone afterwards]
     #[arg(long, short, value_name = "DIR")]
@@ -157,21 +163,33 @@ pub struct Exec {
 #[derive(Debug, Subcommand)]
 pub enum Secret {
     /// Store a value read from standard input; an older version is replaced
-    Set { name: String },
+    Set {
+        #[arg(value_parser = named())]
+        name: String,
+    },
     /// List names, versions and last use; never values
     List,
     /// Remove a secret and all its versions
-    Remove { name: String },
+    Remove {
+        #[arg(value_parser = named())]
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Key {
     /// Make a key that stands for you and print it, once
-    Add { name: String },
+    Add {
+        #[arg(value_parser = named())]
+        name: String,
+    },
     /// List the names of your keys
     List,
     /// Remove a key; whoever has it is out at once
-    Remove { name: String },
+    Remove {
+        #[arg(value_parser = named())]
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -183,11 +201,20 @@ pub enum Session {
         all: bool,
     },
     /// Show one session's facts
-    Show { session: String },
+    Show {
+        #[arg(value_parser = named())]
+        session: String,
+    },
     /// Show what happened in a session
-    Events { session: String },
+    Events {
+        #[arg(value_parser = named())]
+        session: String,
+    },
     /// Check the hash chain of a session's log
-    Verify { session: String },
+    Verify {
+        #[arg(value_parser = named())]
+        session: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -254,6 +281,14 @@ mod tests {
     #[test]
     fn a_secrets_value_is_no_argument() {
         assert!(Args::try_parse_from(["cleanhands", "secret", "set", "a", "value"]).is_err());
+    }
+
+    #[test]
+    fn an_empty_name_is_wrong_use() {
+        for words in [["secret", "set", ""], ["session", "show", ""], ["key", "add", ""]] {
+            let words = ["cleanhands"].into_iter().chain(words);
+            assert!(Args::try_parse_from(words).is_err());
+        }
     }
 
     #[test]

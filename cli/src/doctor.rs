@@ -10,6 +10,7 @@ use ipc::http::Client;
 use ipc::layout::Layout;
 use serde::Serialize;
 
+use crate::api::Harness;
 use crate::args::Global;
 use crate::daemons::{self, ALL, Daemon};
 use crate::failure::Failure;
@@ -65,7 +66,7 @@ pub async fn doctor(global: &Global) -> Result<ExitCode, Failure> {
     if serving.contains(&Daemon::Sandboxd) {
         findings.extend(sandbox_layers(&layout).await);
     }
-    findings.extend(policies_and_secrets(&layout, serving.contains(&Daemon::Proxyd)).await);
+    findings.extend(policies_and_secrets(&layout, &serving).await);
     print(global, &findings)?;
     let bad = findings.iter().any(|finding| finding.grade == Grade::Bad);
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -195,9 +196,9 @@ async fn sandbox_layers(layout: &Layout) -> Vec<Finding> {
     findings
 }
 
-async fn policies_and_secrets(layout: &Layout, serving: bool) -> Vec<Finding> {
+async fn policies_and_secrets(layout: &Layout, serving: &[Daemon]) -> Vec<Finding> {
     let proxyd = Client::new(layout.proxyd());
-    let vault = match serving {
+    let vault = match serving.contains(&Daemon::Proxyd) {
         true => proxyd.get::<ipc::vault::Health>("/v1/health").await.ok(),
         false => None,
     };
@@ -220,6 +221,9 @@ async fn policies_and_secrets(layout: &Layout, serving: bool) -> Vec<Finding> {
     let place = directory.display();
     let mut findings =
         vec![Finding::new("policies", Grade::Good, format!("{place}: {}", names.join(", ")))];
+    if serving.contains(&Daemon::Harnessd) {
+        findings.extend(default_environment(layout, &names).await);
+    }
     let Some(vault) = vault else { return findings };
     let Ok(stored) = secret::names(&proxyd).await else {
         return findings;
@@ -240,6 +244,18 @@ async fn policies_and_secrets(layout: &Layout, serving: bool) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// API environments that name no policy are ruled by this one.
+async fn default_environment(layout: &Layout, names: &[&str]) -> Option<Finding> {
+    let harness = Harness::new(Client::new(layout.harnessd()));
+    let name = harness.health().await.ok()?.default_environment;
+    if names.contains(&name.as_str()) {
+        return None;
+    }
+    let text = format!("harnessd's default is {name}, which has no policy file");
+    let hint = "set default-environment in harnessd.toml to one that is there";
+    Some(Finding::new("environment", Grade::Warning, text).hint(hint))
 }
 
 #[cfg(test)]

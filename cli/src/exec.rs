@@ -4,11 +4,12 @@
 //! directory; its exit status becomes this program's. When this program dies, the command does.
 
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
 use ipc::fd::{Channel, MessageError};
 use ipc::sandbox::{ExecReply, ExecRequest};
+use rustix::termios::{OptionalActions, Termios};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Exec, Global};
@@ -51,6 +52,7 @@ async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
     let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let mut descriptors = vec![input.as_fd(), output.as_fd(), errors.as_fd()];
     descriptors.extend(workspace.as_ref().map(|(fd, _)| fd.as_fd()));
+    let _terminal = Terminal::kept(input.as_fd());
     channel.send(&request, &descriptors).await.map_err(|error| match error {
         MessageError::TooLong => {
             Failure::new("the command and its arguments are longer than 64 KiB together")
@@ -60,7 +62,13 @@ async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
     })?;
     loop {
         let reply = tokio::select! {
-            reply = channel.receive::<ExecReply>() => reply.map_err(|e| fail(e.to_string()))?.0,
+            reply = channel.receive::<ExecReply>() => reply.map_err(|error| match error {
+                MessageError::Closed => {
+                    Failure::new("sandboxd ended, and the command with it")
+                        .with_hint("its log says why; `cleanhands doctor` tells whether it is back")
+                }
+                error => fail(error.to_string()),
+            })?.0,
             signal = signals.next() => {
                 channel.send(&ExecRequest::Signal { signal }, &[]).await
                     .map_err(|e| fail(e.to_string()))?;
@@ -102,6 +110,31 @@ fn status(exit_code: Option<i32>, signal: Option<i32>) -> ExitCode {
         (None, None) => i32::from(NOT_RUN),
     };
     ExitCode::from(u8::try_from(number & 0xff).unwrap_or(NOT_RUN))
+}
+
+/// How the caller's terminal was set. A command that sets it otherwise, and dies before it has set
+/// it back, must not leave the caller without echo.
+struct Terminal<'a> {
+    input: BorrowedFd<'a>,
+    settings: Termios,
+}
+
+impl<'a> Terminal<'a> {
+    fn kept(input: BorrowedFd<'a>) -> Option<Self> {
+        let settings = rustix::termios::tcgetattr(input).ok()?;
+        Some(Self { input, settings })
+    }
+}
+
+impl Drop for Terminal<'_> {
+    fn drop(&mut self) {
+        // In the background, changing the terminal would stop this program: it is not ours then.
+        let ours = rustix::termios::tcgetpgrp(self.input) == Ok(rustix::process::getpgrp());
+        if ours {
+            let when = OptionalActions::Now;
+            let _ = rustix::termios::tcsetattr(self.input, when, &self.settings);
+        }
+    }
 }
 
 /// Signals that arrive while the command runs.
