@@ -53,7 +53,9 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
     }
     let policies = policy::load(&layout.policies)?;
     for directory in [&layout.runtime, &layout.state] {
-        ipc::daemon::private_directory(directory).map_err(|e| Failure::new(e.to_string()))?;
+        ipc::daemon::private_directory(directory).map_err(|error| {
+            Failure::new(error.to_string()).with_hint("--runtime-dir and --state-dir name others")
+        })?;
     }
     nobody_serves(&layout).await?;
     let loopback = options.port.map(loopback).transpose()?;
