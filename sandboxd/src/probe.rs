@@ -150,7 +150,22 @@ fn explain(error: CellError) -> ProbeError {
         _ => ("zygote".to_owned(), None),
     };
     let hint = hint(&step, errno, &|path| std::fs::read_to_string(path).ok()).to_owned();
-    ProbeError { step, text, hint }
+    let meaning = meaning(&step, errno).map(|m| format!(" ({m})")).unwrap_or_default();
+    ProbeError { step, text: format!("{text}{meaning}"), hint }
+}
+
+/// What an error number says at this step, where its own words mislead.
+fn meaning(step: &str, errno: Option<i32>) -> Option<&'static str> {
+    use rustix::io::Errno;
+    match Errno::from_raw_os_error(errno?) {
+        // namespaces(7): a limit in /proc/sys/user is reached.
+        Errno::NOSPC if step == "clone" => {
+            Some("no more namespaces may be made: user.max_user_namespaces or its like")
+        }
+        Errno::MFILE => Some("this process may open no more descriptors: RLIMIT_NOFILE"),
+        Errno::NFILE => Some("the host may open no more files: fs.file-max"),
+        _ => None,
+    }
 }
 
 /// The one thing to do. The settings are asked only for what to advise, never for what is so.
@@ -167,7 +182,9 @@ fn hint(step: &str, errno: Option<i32>, setting: &dyn Fn(&str) -> Option<String>
                 kernel.apparmor_restrict_unprivileged_userns=0";
     }
     let refused = errno == Some(rustix::io::Errno::PERM.raw_os_error());
+    let descriptors = errno == Some(rustix::io::Errno::MFILE.raw_os_error());
     match step {
+        _ if descriptors => "raise the limit of open files: ulimit -n 65536, or LimitNOFILE=",
         "clone" | "id map" | "private mounts" | "take mounts" => {
             "in a container: --security-opt seccomp=unconfined --security-opt apparmor=unconfined \
              (or run sandboxd on the host)"
@@ -206,6 +223,9 @@ mod tests {
     #[test]
     fn without_such_a_setting_the_step_says_which_container_flag_is_missing() {
         assert!(hint_with("clone", 1, ("", "")).contains("seccomp=unconfined"));
+        assert!(hint_with("clone", 24, ("", "")).contains("ulimit -n"));
+        assert!(meaning("clone", Some(28)).is_some_and(|m| m.contains("max_user_namespaces")));
+        assert_eq!(meaning("root", Some(28)), None);
         assert!(hint_with("root", 1, ("", "")).contains("systempaths=unconfined"));
         assert!(hint_with("landlock", 0, ("", "")).contains("lsm="));
     }
