@@ -255,15 +255,14 @@ fn every_key_of_a_policy_file_is_in_its_man_page() {
 fn nothing_names_a_public_registry_or_a_private_machine() {
     // Written in pieces, so that this file does not find itself.
     let words = [
-        ["pypi", ".org"].concat(),
-        ["pythonhosted", ".org"].concat(),
-        ["npmjs", ".org"].concat(),
-        ["npmjs", ".com"].concat(),
-        ["index.crates", ".io"].concat(),
-        ["static.crates", ".io"].concat(),
-        ["deb.debian", ".org"].concat(),
-        ["/work", "/main"].concat(),
-        ["/work", "/shared"].concat(),
+        ["py", "pi.", "org"].concat(),
+        ["python", "hosted."].concat(),
+        ["npm", "js."].concat(),
+        ["index.", "crates"].concat(),
+        ["static.", "crates"].concat(),
+        ["deb.", "debian"].concat(),
+        ["/wo", "rk/main"].concat(),
+        ["/wo", "rk/shared"].concat(),
     ];
     let tops = ["policies", "proxyd", "sandboxd", "harnessd", "cli", "ipc", "tests", "systemd"];
     let mut bad = Vec::new();
