@@ -71,19 +71,21 @@ class Place:
 
     def __exit__(self, *_):
         for name, process in reversed(self.processes):
-            process.send_signal(signal.SIGTERM)
+            # The whole group: some servers leave their children behind.
+            os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
                 print(f"{name} did not end on SIGTERM within 15 s", file=sys.stderr)
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start(self, name, argv, **options):
         log = open(self.root / f"{name}.log", "wb")
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            **options)
         self.processes.append((name, process))
         return process
 
