@@ -7,6 +7,7 @@ mod support;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use support::*;
@@ -303,31 +304,42 @@ async fn a_kept_connection_that_closed_costs_no_get_and_repeats_no_post() {
         let posts = Arc::clone(&counter);
         async move {
             // Takes two requests; answers the first, hangs up on the second.
-            let _ = request(&mut stream).await;
+            let count = |asked: &Option<(String, Vec<u8>)>| {
+                if asked.as_ref().is_some_and(|(head, _)| head.starts_with("POST")) {
+                    posts.fetch_add(1, Ordering::SeqCst);
+                }
+            };
+            count(&request(&mut stream).await);
             say(&mut stream, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
-            if let Some((head, _)) = request(&mut stream).await
-                && head.starts_with("POST")
-            {
-                posts.fetch_add(1, Ordering::SeqCst);
-            }
+            count(&request(&mut stream).await);
         }
     })
     .await;
     let lease = proxyd.lease().await;
     let mut stream = lease.h1("api.test").await;
-    let mut statuses = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(60);
 
-    for request in ["GET /1", "GET /2", "POST /3"] {
-        let length = if request.starts_with("POST") { "Content-Length: 1\r\n" } else { "" };
-        let body = if request.starts_with("POST") { "x" } else { "" };
-        let text = format!("{request} HTTP/1.1\r\nHost: api.test\r\n{length}\r\n{body}");
-        stream.write_all(text.as_bytes()).await.unwrap();
-        statuses.push(timely(response(&mut stream)).await.0[9..12].to_owned());
+    // A connection that was kept for more than a second is not used for a request that must not
+    // be repeated: on a slow machine the POST may go on a new one, which answers it.
+    for round in 1.. {
+        let mut statuses = Vec::new();
+        for request in ["GET /1", "GET /2", "POST /3"] {
+            let length = if request.starts_with("POST") { "Content-Length: 1\r\n" } else { "" };
+            let body = if request.starts_with("POST") { "x" } else { "" };
+            let text = format!("{request} HTTP/1.1\r\nHost: api.test\r\n{length}\r\n{body}");
+            stream.write_all(text.as_bytes()).await.unwrap();
+            statuses.push(timely(response(&mut stream)).await.0[9..12].to_owned());
+        }
+
+        assert_eq!(statuses[..2], ["200", "200"]);
+        assert_eq!(posts.load(Ordering::SeqCst), round, "each POST is seen once");
+        if statuses[2] == "502" {
+            break;
+        }
+        assert_eq!(statuses[2], "200");
+        assert!(Instant::now() < deadline, "no POST met a connection that closes");
     }
-
-    assert_eq!(statuses, ["200", "200", "502"]);
-    assert_eq!(posts.load(Ordering::SeqCst), 1);
-    assert_eq!(upstream.connections(), 2);
+    assert!(upstream.connections() >= 2);
 }
 
 #[tokio::test]
