@@ -281,7 +281,7 @@ impl Leases {
     pub fn judge_again(&self, generation: &Generation) {
         for lease in self.live() {
             match lease.policy(generation) {
-                Some((policy, _)) => lease.flows.judge_again(&policy),
+                Some((policy, number)) => lease.flows.judge_again(&policy, number),
                 None => lease.end.cancel(),
             }
         }

@@ -15,7 +15,7 @@ use crate::audit::Line;
 use crate::head::RequestHead;
 use crate::inject::{self, Injected, LeaseContext};
 use crate::lease::Lease;
-use crate::lease::flow::{Entry, Flow};
+use crate::lease::flow::{Entry, Flow, Given};
 use crate::relay::body::BodyIn;
 use crate::relay::exchange::{self, ExchangeError, Legs, Tally};
 use crate::relay::h1::framing::Framing;
@@ -114,7 +114,9 @@ async fn decide_and_inject(
     if injected.patterns.is_some() {
         prepare_for_search(asked);
     }
-    Ok((permit, injected, scene.lease.flows.enter(flow)))
+    let credential = permit.credential().map(|credential| credential.name.clone());
+    let entry = scene.lease.flows.enter(flow, Given { generation, credential });
+    Ok((permit, injected, entry))
 }
 
 /// The name in the request must be the verified one: another name behind it would be answered by
@@ -182,7 +184,7 @@ fn prepare_for_search(asked: &mut Asked<'_>) {
 async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form, id: &RequestId) {
     let Judged { permit, injected, mut outcome, flow } = judged;
     let carried = tokio::select! {
-        carried = exchange(scene, asked, permit, &injected, &mut outcome) => carried,
+        carried = exchange(scene, asked, permit, &injected, &mut outcome, &flow) => carried,
         () = flow.stop.cancelled() => {
             Err(Refusal::denied(403, "policy_changed", "the policy no longer allows this request"))
         }
@@ -211,6 +213,7 @@ async fn exchange(
     permit: Permit,
     injected: &Injected,
     outcome: &mut Outcome,
+    flow: &Entry,
 ) -> Result<(), Refusal> {
     let upstreams = &scene.daemon.upstreams;
     let repeatable = asked.framing == Framing::None
@@ -220,6 +223,7 @@ async fn exchange(
     let want = if asked.upgrade.is_some() { Want::Http1Only } else { asked.want };
     let mut link = upstreams.link(permit, scene.scheme, environment, want, !repeatable).await?;
     outcome.line.address = Some(link.address.to_string());
+    upstreams.note(&link, flow);
     loop {
         let sent = attempt(&mut link, asked, injected, &outcome.tally).await;
         let again = match &sent {
@@ -239,6 +243,7 @@ async fn exchange(
         }
         link = upstreams.redial(link).await?;
         outcome.line.address = Some(link.address.to_string());
+        upstreams.note(&link, flow);
     }
 }
 

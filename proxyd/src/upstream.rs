@@ -18,6 +18,7 @@ use policies::{Denial, Host, Permit, Scheme};
 
 use crate::config::UpstreamRow;
 use crate::head::RequestHead;
+use crate::lease::flow::Entry;
 use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
@@ -154,6 +155,16 @@ impl Upstreams {
             Wire::H1(Box::new(h1::client::Connection::new(dialled.stream)))
         };
         Ok(Link { permit, key, want, wire, address, reused: false })
+    }
+
+    /// Whether an address belongs to an interface of this host.
+    pub fn is_own(&self, address: SocketAddr) -> bool {
+        self.dialer.is_own(address.ip())
+    }
+
+    /// Tells a flow where its connection leads.
+    pub fn note(&self, link: &Link, flow: &Entry) {
+        flow.dialled(link.address.ip(), self.is_own(link.address));
     }
 
     /// The checked addresses of a tunnel's permit, dialled.

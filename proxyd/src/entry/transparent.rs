@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::http;
 use crate::audit::Line;
 use crate::lease::Lease;
-use crate::lease::flow::Flow;
+use crate::lease::flow::{Flow, Given};
 use crate::lease::names::Destination;
 use crate::relay::stream::Stream;
 use crate::relay::tunnel;
@@ -171,12 +171,14 @@ impl Target {
 
 /// Decides by name and port what becomes of a connection.
 pub async fn enter(target: Target, incoming: Incoming) {
-    let Some((policy, _)) = target.lease.policy(&target.daemon.policies.current()) else {
+    let Some((policy, generation)) = target.lease.policy(&target.daemon.policies.current()) else {
         return deny(&target, incoming, request::environment_gone()).await;
     };
     match policy.at_connect(&target.host, target.port) {
         ConnectDecision::Deny(denial) => deny(&target, incoming, denial.into()).await,
-        ConnectDecision::Tunnel(permit) => pass_unread(&target, incoming, permit).await,
+        ConnectDecision::Tunnel(permit) => {
+            pass_unread(&target, incoming, permit, generation).await;
+        }
         ConnectDecision::Inspect => inspect(&target, incoming).await,
     }
 }
@@ -268,12 +270,13 @@ async fn refuse_name(target: &Target, named: &Host) -> (RequestId, Refusal) {
 }
 
 /// Passes bytes both ways where no rule needs to see them.
-async fn pass_unread(target: &Target, incoming: Incoming, permit: Permit) {
+async fn pass_unread(target: &Target, incoming: Incoming, permit: Permit, generation: u64) {
     let id = RequestId::random();
     let mut line = target.line(&id, "tunnel");
     line.rule = Some(permit.rule().to_owned());
-    let flow =
-        target.lease.flows.enter(Flow::Tunnel { host: target.host.clone(), port: target.port });
+    line.generation = generation;
+    let flow = Flow::Tunnel { host: target.host.clone(), port: target.port };
+    let flow = target.lease.flows.enter(flow, Given { generation, credential: None });
     if let Err(error) = target.daemon.audit.decide(true, line.clone()).await {
         tracing::error!(%error, "connection stopped: the audit cannot be written");
         return incoming.reset();
@@ -290,6 +293,7 @@ async fn pass_unread(target: &Target, incoming: Incoming, permit: Permit) {
             }
         };
     outcome.line.address = Some(address.to_string());
+    flow.dialled(address.ip(), target.daemon.upstreams.is_own(address));
     let passed = tokio::select! {
         passed = tunnel::run(incoming.into_stream(), upstream, &outcome.tally) => passed,
         () = flow.stop.cancelled() => {

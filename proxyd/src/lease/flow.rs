@@ -1,6 +1,7 @@
 //! What is under way on a lease, so that a changed policy can stop what it no longer allows.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use policies::{ConnectDecision, Decision, EgressRequest, Host, Policy, Scheme};
@@ -22,14 +23,33 @@ pub enum Flow {
     },
 }
 
-impl Flow {
+/// Under what a flow was allowed.
+pub struct Given {
+    /// The generation of the policy that allowed it.
+    pub generation: u64,
+    /// The credential that the rule gave it.
+    pub credential: Option<String>,
+}
+
+/// A flow with all that its permission hangs on.
+struct Running {
+    flow: Flow,
+    credential: Option<String>,
+    /// Where it was dialled to, and whether that address is one of this host's own.
+    address: Option<(IpAddr, bool)>,
+    stop: CancellationToken,
+}
+
+impl Running {
+    /// Whether the policy would still let it be as it is: with this credential, to this address.
     fn is_allowed(&self, policy: &Policy) -> bool {
-        match self {
+        let permit = match &self.flow {
             // A tunnel that should be read now has to be opened anew.
-            Self::Tunnel { host, port } => {
-                matches!(policy.at_connect(host, *port), ConnectDecision::Tunnel(_))
-            }
-            Self::Request { scheme, host, port, method, path, query } => {
+            Flow::Tunnel { host, port } => match policy.at_connect(host, *port) {
+                ConnectDecision::Tunnel(permit) => permit,
+                ConnectDecision::Deny(_) | ConnectDecision::Inspect => return false,
+            },
+            Flow::Request { scheme, host, port, method, path, query } => {
                 let request = EgressRequest {
                     scheme: *scheme,
                     host,
@@ -38,53 +58,94 @@ impl Flow {
                     path,
                     query: query.as_deref(),
                 };
-                matches!(policy.decide(&request), Decision::Allowed(_))
+                match policy.decide(&request) {
+                    Decision::Allowed(permit) => permit,
+                    Decision::Denied(_) => return false,
+                }
             }
-        }
+        };
+        permit.credential().map(|credential| &credential.name) == self.credential.as_ref()
+            && self.address.is_none_or(|(ip, own)| permit.address_allowed(ip, own).is_ok())
     }
 }
 
 /// The flows of one lease. Clones share them.
 #[derive(Clone, Default)]
-pub struct Flows(Arc<Mutex<Running>>);
+pub struct Flows(Arc<Mutex<Table>>);
 
 #[derive(Default)]
-struct Running {
+struct Table {
     next: u64,
-    flows: HashMap<u64, (Flow, CancellationToken)>,
+    flows: HashMap<u64, Running>,
+    /// The policy that all flows were last judged by, and its generation.
+    judged: Option<(u64, Arc<Policy>)>,
+}
+
+impl Table {
+    /// Stops a flow that came in, or found its address, under a policy that was replaced
+    /// meanwhile.
+    fn catch_up(&self, running: &Running, generation: u64) {
+        if let Some((judged, policy)) = &self.judged
+            && *judged > generation
+            && !running.is_allowed(policy)
+        {
+            running.stop.cancel();
+        }
+    }
 }
 
 /// A flow's place in the list; it leaves the list when this is dropped.
 pub struct Entry {
     flows: Flows,
     number: u64,
+    generation: u64,
     /// Cancelled when policy no longer allows the flow.
     pub stop: CancellationToken,
 }
 
+impl Entry {
+    /// Notes where the flow leads; from now on its permission hangs on that too.
+    pub fn dialled(&self, address: IpAddr, own: bool) {
+        let mut table = self.flows.table();
+        if let Some(running) = table.flows.get_mut(&self.number) {
+            running.address = Some((address, own));
+        }
+        if let Some(running) = table.flows.get(&self.number) {
+            table.catch_up(running, self.generation);
+        }
+    }
+}
+
 impl Flows {
-    fn running(&self) -> MutexGuard<'_, Running> {
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
     pub fn count(&self) -> u64 {
-        self.running().flows.len() as u64
+        self.table().flows.len() as u64
     }
 
-    pub fn enter(&self, flow: Flow) -> Entry {
+    /// Takes a flow in. One that was allowed by a policy that is no longer in force is judged by
+    /// the newer one at once: between its decision and now it was in no list.
+    pub fn enter(&self, flow: Flow, given: Given) -> Entry {
         let stop = CancellationToken::new();
-        let mut running = self.running();
-        let number = running.next;
-        running.next += 1;
-        running.flows.insert(number, (flow, stop.clone()));
-        Entry { flows: self.clone(), number, stop }
+        let Given { generation, credential } = given;
+        let running = Running { flow, credential, address: None, stop: stop.clone() };
+        let mut table = self.table();
+        table.catch_up(&running, generation);
+        let number = table.next;
+        table.next += 1;
+        table.flows.insert(number, running);
+        Entry { flows: self.clone(), number, generation, stop }
     }
 
     /// Stops what the policy no longer allows.
-    pub fn judge_again(&self, policy: &Policy) {
-        for (flow, stop) in self.running().flows.values() {
-            if !flow.is_allowed(policy) {
-                stop.cancel();
+    pub fn judge_again(&self, policy: &Arc<Policy>, generation: u64) {
+        let mut table = self.table();
+        table.judged = Some((generation, Arc::clone(policy)));
+        for running in table.flows.values() {
+            if !running.is_allowed(policy) {
+                running.stop.cancel();
             }
         }
     }
@@ -92,7 +153,7 @@ impl Flows {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.flows.running().flows.remove(&self.number);
+        self.flows.table().flows.remove(&self.number);
     }
 }
 
@@ -105,19 +166,84 @@ mod tests {
         Arc::clone(set.environment("dev").unwrap())
     }
 
+    const ALLOWS_A: &str = "[[egress.allow]]\nhosts = [\"a.test\"]\n";
+    const INJECTS: &str = r#"
+        [[egress.allow]]
+        hosts = ["a.test"]
+        addresses = ["10.0.0.0/8"]
+        credential = "one"
+        [credentials.one]
+        secret = "local:one"
+        inject = { bearer = true }
+        hosts = ["a.test"]
+        [credentials.two]
+        secret = "local:two"
+        inject = { bearer = true }
+        hosts = ["a.test"]
+    "#;
+
+    fn given(credential: Option<&str>) -> Given {
+        Given { generation: 1, credential: credential.map(str::to_owned) }
+    }
+
+    fn tunnel(name: &str) -> Flow {
+        Flow::Tunnel { host: Host::parse(name).unwrap(), port: 443 }
+    }
+
+    fn request() -> Flow {
+        Flow::Request {
+            scheme: Scheme::Https,
+            host: Host::parse("a.test").unwrap(),
+            port: 443,
+            method: "GET".to_owned(),
+            path: "/".to_owned(),
+            query: None,
+        }
+    }
+
     #[test]
     fn a_changed_policy_stops_only_what_it_no_longer_allows() {
         let flows = Flows::default();
-        let tunnel =
-            |name: &str| flows.enter(Flow::Tunnel { host: Host::parse(name).unwrap(), port: 443 });
-        let (kept, removed) = (tunnel("a.test"), tunnel("b.test"));
+        let kept = flows.enter(tunnel("a.test"), given(None));
+        let removed = flows.enter(tunnel("b.test"), given(None));
 
-        flows.judge_again(&policy("[[egress.allow]]\nhosts = [\"a.test\"]\n"));
+        flows.judge_again(&policy(ALLOWS_A), 2);
 
         assert!(!kept.stop.is_cancelled());
         assert!(removed.stop.is_cancelled());
         assert_eq!(flows.count(), 2);
         drop(kept);
         assert_eq!(flows.count(), 1);
+    }
+
+    #[test]
+    fn a_flow_loses_its_permission_with_its_credential_or_its_address() {
+        let flows = Flows::default();
+        let [kept, moved] = [(); 2].map(|()| flows.enter(request(), given(Some("one"))));
+        let plain = flows.enter(request(), given(None));
+        let other = flows.enter(request(), given(Some("two")));
+        kept.dialled([10, 0, 0, 1].into(), false);
+        moved.dialled([192, 168, 0, 1].into(), false);
+
+        flows.judge_again(&policy(INJECTS), 2);
+
+        assert!(!kept.stop.is_cancelled());
+        for stopped in [&moved, &plain, &other] {
+            assert!(stopped.stop.is_cancelled());
+        }
+    }
+
+    #[test]
+    fn a_flow_allowed_just_before_a_change_is_judged_by_the_changed_policy_when_it_enters() {
+        let flows = Flows::default();
+        flows.judge_again(&policy(ALLOWS_A), 2);
+
+        let late = flows.enter(tunnel("b.test"), given(None));
+        let kept = flows.enter(tunnel("a.test"), given(None));
+        let late_address = flows.enter(tunnel("a.test"), given(None));
+        late_address.dialled([10, 0, 0, 1].into(), false);
+
+        assert!(late.stop.is_cancelled() && late_address.stop.is_cancelled());
+        assert!(!kept.stop.is_cancelled());
     }
 }

@@ -88,7 +88,8 @@ impl Dialer {
         permit.address_allowed(address.ip(), self.is_own(address.ip()))
     }
 
-    fn is_own(&self, ip: IpAddr) -> bool {
+    /// Whether an address belongs to an interface of this host.
+    pub fn is_own(&self, ip: IpAddr) -> bool {
         let mut own = self.own.lock().expect("no holder of this lock panics");
         match &*own {
             Some((since, set)) if since.elapsed() < OWN_ADDRESSES_LIFE => set.contains(&ip),
