@@ -14,6 +14,8 @@ use ipc::layout::Layout;
 use policies::Host;
 use serde::Deserialize;
 
+const DNS_PORT: u16 = 53;
+
 /// The command line.
 #[derive(Debug, Parser)]
 #[command(
@@ -62,7 +64,17 @@ struct File {
     trusted_uids: Vec<u32>,
     key: Option<String>,
     #[serde(default)]
+    resolver: FileResolver,
+    #[serde(default)]
     upstreams: BTreeMap<String, FileUpstream>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct FileResolver {
+    /// Who is asked for names, instead of the host's own name servers.
+    #[serde(default)]
+    servers: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -88,6 +100,8 @@ pub struct Config {
     pub log: tracing::Level,
     pub trusted_uids: Vec<u32>,
     pub key: Option<String>,
+    /// Name servers to ask; empty: those of the host.
+    pub resolver: Vec<SocketAddr>,
     pub upstreams: HashMap<Host, UpstreamRow>,
 }
 
@@ -102,6 +116,10 @@ pub enum ConfigError {
     Parse { path: PathBuf, reason: String },
     #[error("{path}: upstreams.{name:?}: {reason}")]
     Upstream { path: PathBuf, name: String, reason: String },
+    #[error(
+        "{path}: resolver.servers: {server:?} is no address, as in \"10.0.0.2\" or \"[::1]:53\""
+    )]
+    Resolver { path: PathBuf, server: String },
     #[error("log level {0:?}: use error, warn, info or debug")]
     Level(String),
 }
@@ -128,6 +146,7 @@ impl Config {
             log: level.parse().map_err(|_| ConfigError::Level(level))?,
             trusted_uids: file.trusted_uids,
             key: file.key,
+            resolver: resolver(&path, file.resolver.servers)?,
             upstreams: upstreams(&path, file.upstreams)?,
         })
     }
@@ -162,6 +181,19 @@ fn read(path: &Path, must_exist: bool) -> Result<File, ConfigError> {
         path: path.to_owned(),
         reason: error.to_string().trim_end().to_owned(),
     })
+}
+
+/// Addresses with or without a port.
+fn resolver(path: &Path, servers: Vec<String>) -> Result<Vec<SocketAddr>, ConfigError> {
+    let parse = |server: String| {
+        let whole = server.parse().ok();
+        let bare = || server.parse().ok().map(|ip| SocketAddr::new(ip, DNS_PORT));
+        whole
+            .or_else(bare)
+            .filter(|address| address.port() != 0)
+            .ok_or_else(|| ConfigError::Resolver { path: path.to_owned(), server })
+    };
+    servers.into_iter().map(parse).collect()
 }
 
 fn upstreams(
@@ -207,6 +239,7 @@ mod tests {
         let config = load(
             "runtime-dir = \"/r\"\nstate-dir = \"/s\"\npolicies-dir = \"/p\"\nlog = \"debug\"\n\
              trusted-uids = [7]\nkey = \"file:/k\"\n\
+             [resolver]\nservers = [\"10.0.0.2\", \"[::1]:5353\"]\n\
              [upstreams.\"Billing.Example\"]\ndial = \"127.0.0.1:8443\"\nca = \"/ca.pem\"\n",
         )
         .unwrap();
@@ -217,6 +250,8 @@ mod tests {
         assert_eq!(config.log, tracing::Level::DEBUG);
         assert_eq!(config.trusted_uids, [7]);
         assert_eq!(config.key.as_deref(), Some("file:/k"));
+        let servers = ["10.0.0.2:53", "[::1]:5353"].map(|text| text.parse().unwrap());
+        assert_eq!(config.resolver, servers);
         let row = &config.upstreams[&Host::parse("billing.example").unwrap()];
         assert_eq!(row.dial, Some("127.0.0.1:8443".parse().unwrap()));
         assert_eq!(row.ca.as_deref(), Some(Path::new("/ca.pem")));
@@ -228,6 +263,7 @@ mod tests {
             ("unknown-key = 1\n", "unknown-key"),
             ("[upstreams.\"a.test\"]\ndial = \"a:1\"\n", "dial"),
             ("[upstreams.\"a.test\"]\nca = \"ca.pem\"\n", "absolute"),
+            ("[resolver]\nservers = [\"dns.test\"]\n", "dns.test"),
             ("log = \"loud\"\n", "loud"),
         ];
         for (text, word) in table {

@@ -4,7 +4,7 @@
 //! everything but its own state; no runtime and no other thread exists before that, because
 //! Landlock holds for the calling thread and those it starts. Any step that fails ends the start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipc::daemon::{Inherited, Kind, ListenError, SelfExec, listen, private_directory};
@@ -66,7 +66,7 @@ impl StartError {
 /// `--check`: reads everything, changes nothing.
 pub fn check(config: &Config) -> Result<(), StartError> {
     let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
-    Upstreams::new(config.upstreams.clone())?;
+    Upstreams::new(config.upstreams.clone(), config.resolver.clone())?;
     key_source(config)?;
     for warning in policies.current().warnings() {
         eprintln!("{warning}");
@@ -111,7 +111,7 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     process::hide_memory()?;
     process::raise_descriptors();
     let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
-    let upstreams = Upstreams::new(config.upstreams.clone())?;
+    let upstreams = Upstreams::new(config.upstreams.clone(), config.resolver.clone())?;
     let key = key_source(&config)?;
     let state = config.state();
     private_directory(&state)?;
@@ -153,8 +153,12 @@ fn confine(config: &Config) -> Result<(), StartError> {
     ]
     .map(PathBuf::from)
     .to_vec();
-    // The resolver's file is often a link into /run.
-    read.extend(std::fs::canonicalize("/etc/resolv.conf"));
+    // The resolver's file is often a link into a directory where others replace it.
+    if let Ok(file) = std::fs::canonicalize("/etc/resolv.conf")
+        && let Some(dir) = file.parent().filter(|dir| *dir != Path::new("/etc"))
+    {
+        read.push(dir.to_owned());
+    }
     read.push(config.layout.policies.clone());
     let state = config.state();
     let write = [state.join("leases"), state.join("audit")];

@@ -7,6 +7,7 @@
 
 pub mod dial;
 pub mod pool;
+mod resolve;
 pub mod trust;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use crate::relay::h1::framing::Framing;
 use crate::relay::{h1, h2};
 use dial::Dialer;
 use pool::{Key, Pool};
+use resolve::Resolver;
 use trust::{Alpn, Trust, TrustError};
 
 /// Why there is no way to the upstream.
@@ -79,9 +81,14 @@ pub struct Link {
 }
 
 impl Upstreams {
-    pub fn new(table: HashMap<Host, UpstreamRow>) -> Result<Self, TrustError> {
+    /// `servers` are asked for names instead of the host's own, if there are any.
+    pub fn new(
+        table: HashMap<Host, UpstreamRow>,
+        servers: Vec<SocketAddr>,
+    ) -> Result<Self, TrustError> {
         let trust = Trust::load(&table)?;
-        Ok(Self { dialer: Arc::new(Dialer::new(table, trust)), pool: Pool::default() })
+        let dialer = Dialer::new(table, trust, Resolver::new(servers));
+        Ok(Self { dialer: Arc::new(dialer), pool: Pool::default() })
     }
 
     /// A connection for the request that `permit` allows. `fresh` asks for a new one: a request

@@ -1,12 +1,10 @@
 //! From a permitted name to a verified connection, with one resolution in between.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::net::NetError;
+use policies::address::{AddressClass, classify};
 use policies::{Denial, Host, Permit};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -14,6 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::UpstreamError;
+use super::resolve::Resolver;
 use super::trust::{Alpn, Trust};
 use crate::config::UpstreamRow;
 use crate::relay::stream::Stream;
@@ -23,11 +22,6 @@ use crate::sys::interfaces;
 const CONNECT_FIRST: Duration = Duration::from_secs(3);
 const CONNECT_LAST: Duration = Duration::from_secs(10);
 const HANDSHAKE: Duration = Duration::from_secs(10);
-const RESOLVE: Duration = Duration::from_secs(10);
-/// Most addresses tried for one name.
-const ADDRESSES_MAX: usize = 8;
-/// How long the list of this host's own addresses is believed.
-const OWN_ADDRESSES_LIFE: Duration = Duration::from_secs(5);
 /// Rustls's words for the alert of an upstream that speaks none of the offered protocols.
 const NO_PROTOCOL: &str = "received fatal alert: NoApplicationProtocol";
 
@@ -42,8 +36,7 @@ pub struct Dialled {
 pub struct Dialer {
     table: HashMap<Host, UpstreamRow>,
     trust: Trust,
-    resolver: Mutex<Option<TokioResolver>>,
-    own: Mutex<Option<(Instant, HashSet<IpAddr>)>>,
+    resolver: Resolver,
 }
 
 /// Whether the upstream refused because it speaks another protocol than the one offered.
@@ -51,21 +44,9 @@ pub fn is_other_protocol(error: &UpstreamError) -> bool {
     matches!(error, UpstreamError::Tls { reason, .. } if reason == NO_PROTOCOL)
 }
 
-/// Why a name was not resolved. The resolver's own words for the two usual cases are its query in
-/// debug form.
-fn unresolved(error: &NetError) -> String {
-    if error.is_nx_domain() {
-        "there is no such name".to_owned()
-    } else if error.is_no_records_found() {
-        "the name server gives no address".to_owned()
-    } else {
-        error.to_string()
-    }
-}
-
 impl Dialer {
-    pub fn new(table: HashMap<Host, UpstreamRow>, trust: Trust) -> Self {
-        Self { table, trust, resolver: Mutex::new(None), own: Mutex::new(None) }
+    pub fn new(table: HashMap<Host, UpstreamRow>, trust: Trust, resolver: Resolver) -> Self {
+        Self { table, trust, resolver }
     }
 
     /// Where to dial for a permit: from the operator's table, the literal address, or the one
@@ -75,7 +56,7 @@ impl Dialer {
         let found = match (self.table.get(permit.host()).and_then(|row| row.dial), permit.host()) {
             (Some(dial), _) => vec![dial],
             (None, Host::Ip(ip)) => vec![SocketAddr::new(*ip, permit.port())],
-            (None, Host::Name(name)) => self.resolve(name, permit.port()).await?,
+            (None, Host::Name(name)) => self.resolver.addresses(name, permit.port()).await?,
         };
         for address in &found {
             self.check(permit, *address).map_err(UpstreamError::Denied)?;
@@ -88,51 +69,10 @@ impl Dialer {
         permit.address_allowed(address.ip(), self.is_own(address.ip()))
     }
 
-    /// Whether an address belongs to an interface of this host.
+    /// Whether an address is one of this host's own, now. Only of public ones it matters: all
+    /// others need a rule that names them anyway.
     pub fn is_own(&self, ip: IpAddr) -> bool {
-        let mut own = self.own.lock().expect("no holder of this lock panics");
-        match &*own {
-            Some((since, set)) if since.elapsed() < OWN_ADDRESSES_LIFE => set.contains(&ip),
-            _ => {
-                // Unreadable interfaces count as owning everything: refused rather than missed.
-                let Some(set) = interfaces::addresses() else { return true };
-                let found = set.contains(&ip);
-                *own = Some((Instant::now(), set));
-                found
-            }
-        }
-    }
-
-    async fn resolve(&self, name: &str, port: u16) -> Result<Vec<SocketAddr>, UpstreamError> {
-        let failed = |reason: String| UpstreamError::Resolve { host: name.to_owned(), reason };
-        let resolver = self.resolver().map_err(failed)?;
-        let lookup = timeout(RESOLVE, resolver.lookup_ip(format!("{name}.")))
-            .await
-            .map_err(|_| failed(format!("no answer within {} s", RESOLVE.as_secs())))?
-            .map_err(|error| failed(unresolved(&error)))?;
-        let found: Vec<_> =
-            lookup.iter().take(ADDRESSES_MAX).map(|ip| SocketAddr::new(ip, port)).collect();
-        if found.is_empty() {
-            return Err(failed("the name has no address".to_owned()));
-        }
-        Ok(found)
-    }
-
-    /// The resolver of this host's configuration, read when it is first needed.
-    fn resolver(&self) -> Result<TokioResolver, String> {
-        let mut kept = self.resolver.lock().expect("no holder of this lock panics");
-        if let Some(resolver) = &*kept {
-            return Ok(resolver.clone());
-        }
-        let resolver = TokioResolver::builder_tokio()
-            .and_then(|mut builder| {
-                let options = builder.options_mut();
-                options.ip_strategy = hickory_resolver::config::LookupIpStrategy::Ipv4AndIpv6;
-                builder.build()
-            })
-            .map_err(|error| error.to_string())?;
-        *kept = Some(resolver.clone());
-        Ok(resolver)
+        matches!(classify(ip), AddressClass::Public) && interfaces::is_own(ip)
     }
 
     /// The first of the addresses that accepts.
@@ -149,6 +89,8 @@ impl Dialer {
             let patience = if last { CONNECT_LAST } else { CONNECT_FIRST };
             failure = match timeout(patience, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => {
+                    // It may have become one of this host's own since it was checked.
+                    self.check(permit, address).map_err(UpstreamError::Denied)?;
                     // Relayed pieces are whole messages already; waiting to fill packets only
                     // delays them. A socket that refuses the option still works.
                     let _ = stream.set_nodelay(true);
