@@ -1,10 +1,9 @@
-"""The three measurements of bench/run. Peer and ours in turn, medians over the rounds."""
+"""The rows `sandbox` and `token` of bench/run. Peer and ours in turn, medians over the rounds."""
 
 import array
 import json
 import os
 import pathlib
-import shutil
 import socket
 import statistics
 import subprocess
@@ -88,32 +87,6 @@ def sandbox(place):
               f"   of a bare exec {value / medians['bare exec']:5.2f}")
 
 
-def load(argv):
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"load generator failed: {done.stdout}{done.stderr}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def proxy(place, port):
-    folder = place.root / "bench-workspace"
-    folder.mkdir(mode=0o755)
-    shutil.copy(LOADGEN, folder / "loadgen")
-    inside = [COMMAND, "exec", "--runtime-dir", str(place.root / "run"), "--environment", "bench", "--workspace", str(folder), "--"]
-    for connections in (1, 16):
-        direct, through = [], []
-        for _ in range(3):
-            direct.append(load([LOADGEN, "load", HOST, f"127.0.0.1:{port}", str(place.root / "ca.pem"),
-                                str(connections), "3"]))
-            through.append(load([*inside, "sh", "-c",
-                                 f'./loadgen load {HOST} {HOST}:443 "$SSL_CERT_FILE" {connections} 3']))
-        middle = lambda rows, key: statistics.median(row[key] for row in rows)
-        for name, rows in (("direct", direct), ("through proxyd, injected", through)):
-            print(f"proxy     {connections:2} connections, {name:26} {middle(rows, 'rps'):8.0f} requests/s"
-                  f"   of direct {middle(rows, 'rps') / middle(direct, 'rps'):5.2f}"
-                  f"   p50 {middle(rows, 'p50_us'):6.0f} us   p99 {middle(rows, 'p99_us'):6.0f} us")
-
-
 def call(path, method, target, body=None):
     with socket.socket(socket.AF_UNIX) as s:
         s.connect(path)
@@ -172,11 +145,10 @@ def main():
         place.store_secret("bench", "SECRET-CANARY-bench-0123456789")
         model = pathlib.Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
         print(f"machine   {os.cpu_count()} processors ({model}), Linux {os.uname().release}", flush=True)
-        sandbox(place)
-        sys.stdout.flush()
-        proxy(place, port)
-        sys.stdout.flush()
-        token(str(path))
+        rows = {"sandbox": lambda: sandbox(place), "token": lambda: token(str(path))}
+        for name in sys.argv[1:] or rows:
+            rows[name]()
+            sys.stdout.flush()
 
 
 main()
