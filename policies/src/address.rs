@@ -1,7 +1,8 @@
 //! Which addresses a permitted name may lead to.
 //!
 //! A public name can be made to resolve to anything, so the address is judged before the dial:
-//! private ones need a rule that names them, metadata services and the like are never dialled.
+//! private ones need a rule that names them, metadata services and link-local ones a rule that
+//! names exactly that address, and what is no destination is never dialled.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,6 +22,9 @@ pub enum AddressClass {
     Public,
     /// Allowed only where a rule names it.
     Private(&'static str),
+    /// Allowed only where a rule names it and no other beside it: a range names nobody's metadata
+    /// service on purpose.
+    Sensitive(&'static str),
     /// Never dialled.
     Forbidden(&'static str),
 }
@@ -65,6 +69,15 @@ impl AddressRange {
         self.prefix
     }
 
+    pub fn is_single(&self) -> bool {
+        self.prefix == bits(self.base)
+    }
+
+    /// Whether this is that address and no other.
+    pub fn is_exactly(&self, ip: IpAddr) -> bool {
+        self.is_single() && self.contains(ip)
+    }
+
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = fold(ip);
         ip.is_ipv4() == self.base.is_ipv4() && self.masked(ip) == self.value()
@@ -106,9 +119,9 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// Never dialled. Metadata services hand out the host's own cloud credentials to whoever asks, the
-/// rest is no destination for a TCP connection.
-const FORBIDDEN: &[(AddressRange, &str)] = &[
+/// Metadata services hand out the host's own cloud credentials to whoever asks; link-local
+/// addresses are where they live, and where a host's other services for itself do.
+const SENSITIVE: &[(AddressRange, &str)] = &[
     (AddressRange::v4(169, 254, 0, 0, 16), "link-local (cloud metadata services)"),
     (AddressRange::v4(100, 100, 100, 200, 32), "a cloud metadata service"),
     (AddressRange::v4(192, 0, 0, 192, 32), "a cloud metadata service"),
@@ -117,6 +130,10 @@ const FORBIDDEN: &[(AddressRange, &str)] = &[
     (AddressRange::v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128), "a cloud metadata service"),
     (AddressRange::v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), "a cloud metadata service"),
     (AddressRange::v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), "link-local"),
+];
+
+/// Never dialled: no destination for a TCP connection.
+const FORBIDDEN: &[(AddressRange, &str)] = &[
     // Linux takes 0.0.0.0 and :: as the host itself.
     (AddressRange::v4(0, 0, 0, 0, 8), "unspecified"),
     (AddressRange::v6([0; 8], 128), "unspecified"),
@@ -140,15 +157,33 @@ const PRIVATE: &[(AddressRange, &str)] = &[
     (AddressRange::v4(203, 0, 113, 0, 24), "for documentation"),
 ];
 
-/// Where an IPv6 address holds an IPv4 address that a gateway would dial: the range, and by how
-/// many bits to shift right for the IPv4 address.
-const EMBEDDING: &[(AddressRange, u32, &str)] = &[
-    (AddressRange::v6([0; 8], 96), 0, "IPv4-compatible"),
-    (AddressRange::v6([0, 0, 0, 0, 0xffff, 0, 0, 0], 96), 0, "IPv4-translated"),
-    (AddressRange::v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96), 0, "NAT64"),
-    (AddressRange::v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), 0, "NAT64"),
-    (AddressRange::v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16), 80, "6to4"),
+/// IPv6 addresses that hold an IPv4 address which a gateway or tunnel would dial.
+struct Embedding {
+    range: AddressRange,
+    /// How far the IPv4 address is from the end, in bits.
+    shift: u32,
+    /// Teredo writes it with every bit turned over.
+    mask: u32,
+    what: &'static str,
+}
+
+impl Embedding {
+    const fn new(prefix: ([u16; 8], u8), shift: u32, mask: u32, what: &'static str) -> Self {
+        Self { range: AddressRange::v6(prefix.0, prefix.1), shift, mask, what }
+    }
+}
+
+const EMBEDDINGS: &[Embedding] = &[
+    Embedding::new(([0; 8], 96), 0, 0, "IPv4-compatible"),
+    Embedding::new(([0, 0, 0, 0, 0xffff, 0, 0, 0], 96), 0, 0, "IPv4-translated"),
+    Embedding::new(([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), 0, 0, "NAT64"),
+    Embedding::new(([0x2002, 0, 0, 0, 0, 0, 0, 0], 16), 80, 0, "6to4"),
+    Embedding::new(([0x2001, 0, 0, 0, 0, 0, 0, 0], 32), 0, u32::MAX, "Teredo"),
 ];
+
+/// The one prefix whose IPv4 address is what a host without IPv4 reaches (RFC 6052 section 3.1):
+/// its resolver gives such addresses for every name, so they count as what they hold.
+const NAT64: AddressRange = AddressRange::v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
 
 /// Global unicast (RFC 4291 section 2.4): outside it no IPv6 address is public.
 const GLOBAL_V6: AddressRange = AddressRange::v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
@@ -165,17 +200,25 @@ pub fn classify(ip: IpAddr) -> AddressClass {
     if let Some(what) = named(FORBIDDEN, ip) {
         return AddressClass::Forbidden(what);
     }
+    if let Some(what) = named(SENSITIVE, ip) {
+        return AddressClass::Sensitive(what);
+    }
     let IpAddr::V6(v6) = ip else {
         return named(PRIVATE, ip).map_or(AddressClass::Public, AddressClass::Private);
     };
     if v6 == Ipv6Addr::LOCALHOST {
         return AddressClass::Private("loopback");
     }
-    if let Some((_, shift, what)) = EMBEDDING.iter().find(|(range, ..)| range.contains(ip)) {
-        let inner = Ipv4Addr::from_bits((v6.to_bits() >> shift) as u32);
-        return match classify(inner.into()) {
-            AddressClass::Forbidden(what) => AddressClass::Forbidden(what),
-            _ => AddressClass::Private(what),
+    if NAT64.contains(ip) {
+        return classify(Ipv4Addr::from_bits(v6.to_bits() as u32).into());
+    }
+    if let Some(embedding) = EMBEDDINGS.iter().find(|embedding| embedding.range.contains(ip)) {
+        let inner = (v6.to_bits() >> embedding.shift) as u32 ^ embedding.mask;
+        return match classify(Ipv4Addr::from_bits(inner).into()) {
+            AddressClass::Public | AddressClass::Private(_) => {
+                AddressClass::Private(embedding.what)
+            }
+            worse => worse,
         };
     }
     if !GLOBAL_V6.contains(ip) {
@@ -187,6 +230,11 @@ pub fn classify(ip: IpAddr) -> AddressClass {
 /// Why a range can never be of use in a policy, if so.
 pub(crate) fn always_forbidden(range: &AddressRange) -> Option<&'static str> {
     FORBIDDEN.iter().find(|(forbidden, _)| forbidden.covers(range)).map(|(_, what)| *what)
+}
+
+/// What is said of addresses that need to be named one by one, if all of a range are such.
+pub(crate) fn sensitive(range: &AddressRange) -> Option<&'static str> {
+    SENSITIVE.iter().find(|(sensitive, _)| sensitive.covers(range)).map(|(_, what)| *what)
 }
 
 fn named(table: &[(AddressRange, &'static str)], ip: IpAddr) -> Option<&'static str> {
@@ -234,26 +282,33 @@ mod tests {
         for (class, addresses) in [
             (
                 "forbidden",
-                "169.254.169.254 169.254.0.1 ::ffff:169.254.169.254 fd00:ec2::254 0.0.0.0 \
-                0.1.2.3 :: 224.0.0.1 255.255.255.255 ff02::1 fe80::1 100.100.100.200 \
-                64:ff9b::169.254.169.254 2002:a9fe:a9fe::1 ::169.254.169.254 168.63.129.16",
+                "0.0.0.0 0.1.2.3 :: 224.0.0.1 239.255.255.250 240.0.0.1 255.255.255.255 ff02::1 \
+                ff0e::1 ::ffff:0.0.0.0 64:ff9b::224.0.0.1 2002:e000:1:: ::ffff:0:240.0.0.1",
+            ),
+            (
+                "sensitive",
+                "169.254.169.254 169.254.0.1 ::ffff:169.254.169.254 fd00:ec2::254 fd00:42::42 \
+                fd20:ce::254 fe80::1 febf::1 100.100.100.200 192.0.0.192 168.63.129.16 \
+                64:ff9b::169.254.169.254 2002:a9fe:a9fe::1 ::169.254.169.254 \
+                2001:0:808:808:0:ffff:5601:5601 64:ff9b:1::a9fe:a9fe",
             ),
             (
                 "private",
-                "127.0.0.1 127.255.255.255 10.0.0.1 172.16.0.1 172.31.255.255 192.168.1.1 \
-                100.64.0.1 192.0.2.1 198.18.0.1 ::1 fc00::1 fd12::1 fec0::1 2001:db8::1 2001::1 \
-                64:ff9b::8.8.8.8 64:ff9b:1::1.2.3.4 2002:808:808::1 ::ffff:10.0.0.1 ::8.8.8.8",
+                "64:ff9b::127.0.0.1 64:ff9b::10.0.0.1 127.0.0.1 127.255.255.255 10.0.0.1 172.16.0.1 172.31.255.255 192.168.1.1 \
+                100.64.0.1 192.0.2.1 198.18.0.1 ::1 fc00::1 fd12::1 fec0::1 2001:db8::1 2001:2::1 \
+                2001:0:808:808::f7f7:f7f7 64:ff9b:1::1.2.3.4 2002:808:808::1 ::ffff:10.0.0.1 ::8.8.8.8",
             ),
             (
                 "public",
                 "8.8.8.8 93.184.216.34 172.32.0.1 100.128.0.1 2606:4700::1111 \
-                2001:4860:4860::8888 ::ffff:8.8.8.8",
+                2001:4860:4860::8888 ::ffff:8.8.8.8 64:ff9b::8.8.8.8",
             ),
         ] {
             for text in addresses.split_whitespace() {
                 let found = match classify(text.parse().unwrap()) {
                     AddressClass::Public => "public",
                     AddressClass::Private(_) => "private",
+                    AddressClass::Sensitive(_) => "sensitive",
                     AddressClass::Forbidden(_) => "forbidden",
                 };
                 assert_eq!(found, class, "{text}");

@@ -298,29 +298,38 @@ impl Permit {
     /// interface of this host: a public name must not lead back to the host's own services.
     pub fn address_allowed(&self, ip: IpAddr, host_owned: bool) -> Result<(), Denial> {
         let ip = fold(ip);
-        let class = classify(ip);
-        if let AddressClass::Forbidden(what) = class {
-            return Err(Denial {
-                code: DenialCode::AddressForbidden,
-                rule: Some(self.rule.name.clone()),
-                reason: format!("{} leads to {ip}, {what}: never dialled", self.host),
-                hint: None,
-            });
-        }
-        let what = match class {
-            AddressClass::Private(what) => what,
-            _ if host_owned => "an address of this host",
-            _ => return Ok(()),
-        };
         // A rule whose host is an address has named that address.
-        let named = self.host.ip() == Some(ip)
-            || self.rule.addresses.iter().any(|range| range.contains(ip));
-        if named {
+        let is_host = self.host.ip() == Some(ip);
+        let any = |test: fn(&AddressRange, IpAddr) -> bool| {
+            self.rule.addresses.iter().any(|range| test(range, ip))
+        };
+        let (what, code, named) = match classify(ip) {
+            AddressClass::Public if !host_owned => return Ok(()),
+            AddressClass::Public => {
+                let what = "an address of this host";
+                (what, DenialCode::AddressPrivate, any(AddressRange::contains))
+            }
+            AddressClass::Private(what) => {
+                (what, DenialCode::AddressPrivate, any(AddressRange::contains))
+            }
+            AddressClass::Sensitive(what) => {
+                (what, DenialCode::AddressForbidden, any(AddressRange::is_exactly))
+            }
+            AddressClass::Forbidden(what) => {
+                return Err(Denial {
+                    code: DenialCode::AddressForbidden,
+                    rule: Some(self.rule.name.clone()),
+                    reason: format!("{} leads to {ip}, {what}: never dialled", self.host),
+                    hint: None,
+                });
+            }
+        };
+        if is_host || named {
             return Ok(());
         }
         let (name, policy) = (&self.rule.name, &self.policy);
         Err(Denial {
-            code: DenialCode::AddressPrivate,
+            code,
             rule: Some(name.clone()),
             reason: format!("{} leads to {ip} ({what}), which {name} does not name", self.host),
             hint: Some(format!(

@@ -47,7 +47,6 @@ impl Host {
         if text.contains(':') {
             return Self::parse_v6(text);
         }
-        let text = text.strip_suffix('.').unwrap_or(text);
         if text.is_empty() {
             return Err(HostError::Empty);
         }
@@ -56,7 +55,7 @@ impl Host {
             return Err(HostError::TooLong);
         }
         let ascii = to_ascii(text)?;
-        // A full stop of another script has become a plain one by now.
+        // One final dot, and by now a full stop of another script is a plain one too.
         let name = ascii.strip_suffix('.').unwrap_or(&ascii);
         check_labels(name)?;
         if ends_in_number(name) {
@@ -250,6 +249,8 @@ mod tests {
             "",
             ".",
             "..",
+            "a..",
+            "a.。",
             "a..b",
             ".a",
             "a b",

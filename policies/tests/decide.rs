@@ -268,6 +268,9 @@ fn addresses_are_judged_before_the_dial() {
         (&docs, "::1", false, Some(AddressPrivate)),
         (&docs, "169.254.169.254", false, Some(AddressForbidden)),
         (&docs, "0.0.0.0", false, Some(AddressForbidden)),
+        (&docs, "64:ff9b::5db8:d822", false, None),
+        (&docs, "64:ff9b::7f00:1", false, Some(AddressPrivate)),
+        (&docs, "2002:7f00:1::", false, Some(AddressPrivate)),
         (&db, "10.2.3.4", false, None),
         (&db, "::ffff:10.2.3.4", false, None),
         (&db, "10.2.3.4", true, None),
@@ -282,6 +285,28 @@ fn addresses_are_judged_before_the_dial() {
         let code = found.as_ref().err().map(|denial| denial.code);
         assert_eq!(code, expected, "{} {address}", permit.host());
     }
+}
+
+#[test]
+fn a_metadata_address_needs_a_rule_that_names_it_and_no_other() {
+    let permit = |rule: &str| {
+        let text = format!("[[egress.allow]]\nports = [80]\nplaintext = true\n{rule}\n");
+        let set = PolicySet::parse(&[("dev.toml".into(), text)]).expect("a right file");
+        let name = if rule.contains("meta.example") { "meta.example" } else { "169.254.169.254" };
+        let policy = Arc::clone(set.environment("dev").expect("the file's own"));
+        match policy.at_connect(&host(name), 80) {
+            ConnectDecision::Tunnel(permit) => permit,
+            other => panic!("{other:?}"),
+        }
+    };
+    let metadata = "169.254.169.254".parse().unwrap();
+    let allowed = |rule: &str| permit(rule).address_allowed(metadata, false).is_ok();
+
+    assert!(allowed("hosts = [\"169.254.169.254\"]"));
+    assert!(allowed("hosts = [\"meta.example\"]\naddresses = [\"169.254.169.254\"]"));
+    assert!(!allowed("hosts = [\"meta.example\"]\naddresses = [\"169.254.169.253\"]"));
+    assert!(!allowed("hosts = [\"meta.example\"]\naddresses = [\"168.0.0.0/7\"]"));
+    assert!(!allowed("hosts = [\"meta.example\"]"));
 }
 
 #[test]

@@ -80,8 +80,8 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ("[[egress.allow]]\nhosts = [\"*\"]", "2:10", "only in front"),
     ("[[egress.allow]]\nhosts = [\"@mirrors\"]", "2:10", "did you mean \"@mirror\"?"),
     ("[[egress.allow]]\nhosts = [\"@x\"]", "2:10", "groups.toml has @mirror, @registries"),
-    ("[[egress.allow]]\nhosts = [\"169.254.169.254\"]", "2:10", "never dialled"),
-    ("[[egress.allow]]\nhosts = [\"0xa9fea9fe\"]", "2:10", "never dialled"),
+    ("[[egress.allow]]\nhosts = [\"224.0.0.1\"]", "2:10", "never dialled"),
+    ("[[egress.allow]]\nhosts = [\"0\"]", "2:10", "never dialled"),
     // The rest of a rule.
     (
         "[[egress.allow]]\nhosts = [\"a.example\"]\nmethods = [\"get\"]",
@@ -108,8 +108,9 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "[[egress.allow]]\nhosts = [\"a.example\"]\naddresses = [\"169.254.0.0/16\"]",
         "3:14",
-        "never",
+        "name the one address",
     ),
+    ("[[egress.allow]]\nhosts = [\"a.example\"]\naddresses = [\"ff02::/16\"]", "3:14", "never"),
     (
         "[[egress.allow]]\nhosts = [\"a.example\"]\ngit = { push = true }",
         "3:1",
@@ -250,6 +251,19 @@ fn all_mistakes_of_all_files_are_found_at_once() {
         at,
         ["groups.toml:2", "b.toml:1", "b.toml:3", "a.toml:2", "a.toml:3", "Bad Name.toml:0"]
     );
+}
+
+#[test]
+fn naming_a_metadata_address_is_a_warning_and_the_file_stands() {
+    for rule in
+        ["hosts = [\"0xa9fea9fe\"]", "hosts = [\"a.example\"]\naddresses = [\"169.254.169.254\"]"]
+    {
+        let found = found_in(&format!("[[egress.allow]]\n{rule}\n"));
+
+        let [warning] = &found[..] else { panic!("{rule}: {found:?}") };
+        assert_eq!(warning.severity, Severity::Warning);
+        assert!(warning.to_string().contains("metadata"), "{warning}");
+    }
 }
 
 #[test]

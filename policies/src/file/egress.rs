@@ -6,7 +6,7 @@ use super::credentials::Credentials;
 use super::groups::Groups;
 use super::is_name;
 use super::reader::{Reader, Section, Span, Spanned};
-use crate::address::{AddressClass, AddressRange, always_forbidden, classify};
+use crate::address::{AddressClass, AddressRange, always_forbidden, classify, sensitive};
 use crate::egress::{GitRule, METHODS_FORBIDDEN, Rule, Scheme};
 use crate::host::Host;
 use crate::path::CanonicalPath;
@@ -94,12 +94,19 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
 
 /// An address among the hosts names itself; one that is never dialled is a mistake.
 fn check_literal(reader: &mut Reader<'_>, host: &Spanned<HostPattern>) {
-    if let HostPattern::Exact(Host::Ip(ip)) = &host.value
-        && let AddressClass::Forbidden(what) = classify(*ip)
-    {
-        reader.error(&host.span, format!("{ip} is never dialled: {what}"));
+    let HostPattern::Exact(Host::Ip(ip)) = &host.value else { return };
+    match classify(*ip) {
+        AddressClass::Forbidden(what) => {
+            reader.error(&host.span, format!("{ip} is never dialled: {what}"));
+        }
+        AddressClass::Sensitive(what) => {
+            reader.warn(&host.span, format!("this opens {ip}, {what}"), OPENS);
+        }
+        AddressClass::Public | AddressClass::Private(_) => {}
     }
 }
+
+const OPENS: &str = "a metadata service gives the host's own cloud credentials to whoever asks";
 
 fn ports(reader: &mut Reader<'_>, section: &Section<'_>, plaintext: bool) -> BTreeSet<u16> {
     let Some(listed) = section.integers(reader, "ports") else {
@@ -202,15 +209,29 @@ fn addresses(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<AddressRange
                 let hint = "public addresses need no entry; name the private range that is meant";
                 reader.error_hint(&text.span, "this names every address", hint);
             }
-            Ok(range) => match always_forbidden(&range) {
-                Some(what) => {
-                    reader.error(&text.span, format!("{range} is never dialled: {what}"));
-                }
-                None => ranges.push(range),
-            },
+            Ok(range) => {
+                check_range(reader, &text.span, &range);
+                ranges.push(range);
+            }
         }
     }
     ranges
+}
+
+fn check_range(reader: &mut Reader<'_>, span: &Span, range: &AddressRange) {
+    if let Some(what) = always_forbidden(range) {
+        return reader.error(span, format!("{range} is never dialled: {what}"));
+    }
+    match sensitive(range) {
+        Some(what) if range.is_single() => {
+            reader.warn(span, format!("this opens {range}, {what}"), OPENS);
+        }
+        Some(what) => {
+            let hint = "name the one address that is meant";
+            reader.error_hint(span, format!("{range} is {what}: no range opens it"), hint);
+        }
+        None => {}
+    }
 }
 
 pub(crate) fn read_mcp(reader: &mut Reader<'_>, top: &Section<'_>) -> Vec<RawServer> {
