@@ -38,6 +38,7 @@ pub struct Cell {
     memory: Option<OwnedFd>,
     egress: Vec<(Descriptor, OwnedFd)>,
     layers: Vec<Layer>,
+    bundle: Option<OwnedFd>,
     provision_us: u64,
     /// Given back when everything inside has been killed.
     _id: OwnId,
@@ -122,15 +123,16 @@ impl Cell {
     pub(crate) fn new(channel: Channel, first: FirstProcess, id: OwnId) -> std::io::Result<Self> {
         let FirstProcess { pid, uid, pidfd, memory } = first;
         let pidfd = watched(pidfd)?;
-        let (egress, layers, provision_us) = (Vec::new(), Vec::new(), 0);
-        Ok(Self { channel, pidfd, pid, uid, memory, egress, layers, provision_us, _id: id })
+        let (egress, layers, bundle, provision_us) = (Vec::new(), Vec::new(), None, 0);
+        Ok(Self { channel, pidfd, pid, uid, memory, egress, layers, bundle, provision_us, _id: id })
     }
 
     /// Waits until the first process has made everything.
     pub(crate) async fn make_ready(&mut self, began: Instant) -> Result<(), CellError> {
-        let (progress, fds) = self.channel.receive().await.map_err(CellError::of_cell)?;
+        let (progress, mut fds) = self.channel.receive().await.map_err(CellError::of_cell)?;
         match progress {
-            Progress::Ready { tcp_sockets, layers } => {
+            Progress::Ready { tcp_sockets, bundle, layers } => {
+                self.bundle = if bundle { fds.pop() } else { None };
                 let kind = |at| if at < tcp_sockets { Descriptor::Tcp } else { Descriptor::DnsUdp };
                 self.egress = fds.into_iter().enumerate().map(|(at, fd)| (kind(at), fd)).collect();
                 self.layers = layers;
@@ -160,6 +162,11 @@ impl Cell {
     /// What confines the commands of this cell.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// The root's own bundle of certificates, once: nothing here needs it twice.
+    pub fn take_bundle(&mut self) -> Option<OwnedFd> {
+        self.bundle.take()
     }
 
     /// From the request to ready, in microseconds.

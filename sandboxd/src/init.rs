@@ -16,7 +16,7 @@
 //!     read-only.
 //! 11. Prepare what confines commands.
 //! 12. Hold nothing of the host any more; be nobody's to trace.
-//! 13. Say so, with the egress sockets.
+//! 13. Say so, with the egress sockets and the root's own bundle.
 //!
 //! A step that fails ends the cell, with its name and the reason sent first. PID 1 keeps its
 //! capabilities, which hold inside the cell alone: it needs them to confine commands. It reads
@@ -147,7 +147,10 @@ fn prepare(start: Start) -> Result<(Confinement, Trust), Broken> {
         }
     }
     // 10.
+    let bundle = certificates.as_ref().map(trust::Original::again).transpose();
+    let bundle = bundle.map_err(Broken::at("certificates"))?;
     let trust = trust::prepare(&private, certificates).map_err(Broken::at("certificates"))?;
+    trust::cover_java(&plan).map_err(Broken::at("certificates of Java"))?;
     root::close_proc().map_err(Broken::at("/proc"))?;
     root::seal().map_err(Broken::at("read-only root"))?;
     // 11.
@@ -161,7 +164,7 @@ fn prepare(start: Start) -> Result<(Confinement, Trust), Broken> {
     ignore_children();
     // 13.
     let layers = layers(start.uid, &egress.ports, &confinement, &start.limits);
-    ready(&start.socket, &egress, layers)?;
+    ready(&start.socket, &egress, bundle, layers)?;
     Ok((confinement, trust))
 }
 
@@ -212,10 +215,16 @@ fn silence() -> rustix::io::Result<()> {
     rustix::stdio::dup2_stderr(&null)
 }
 
-fn ready(socket: &OwnedFd, egress: &Egress, layers: Vec<Layer>) -> Result<(), Broken> {
+fn ready(
+    socket: &OwnedFd,
+    egress: &Egress,
+    bundle: Option<OwnedFd>,
+    layers: Vec<Layer>,
+) -> Result<(), Broken> {
     let fds: Vec<BorrowedFd<'_>> =
-        egress.tcp.iter().chain([&egress.dns]).map(AsFd::as_fd).collect();
-    let message = Progress::Ready { tcp_sockets: egress.tcp.len(), layers };
+        egress.tcp.iter().chain([&egress.dns]).chain(&bundle).map(AsFd::as_fd).collect();
+    let (tcp_sockets, bundle) = (egress.tcp.len(), bundle.is_some());
+    let message = Progress::Ready { tcp_sockets, bundle, layers };
     ipc::fd::send(socket, &message, &fds).map_err(|error| Broken {
         step: "ready",
         errno: None,

@@ -36,6 +36,8 @@ pub struct SandboxPlan {
     pub hostname: String,
     /// The workspace first, then what the policy names.
     pub mounts: Vec<Mount>,
+    /// On the host: what is shown as `trust::KEY_STORE`, if anything is.
+    pub key_store: Option<PathBuf>,
     /// Written into the private root before anything runs.
     pub files: Vec<File>,
     /// Variables every command begins with; the caller adds the lease's.
@@ -153,6 +155,7 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
         files: files(&hostname),
         hostname,
         mounts,
+        key_store: None,
         env: env(table),
         limits: limits(table),
         landlock_floor: table.landlock_floor,

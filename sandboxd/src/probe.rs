@@ -126,6 +126,7 @@ fn scratch() -> SandboxPlan {
     SandboxPlan {
         root: "/".into(),
         hostname: "probe".to_owned(),
+        key_store: None,
         mounts: Vec::new(),
         files: Vec::new(),
         env: Vec::new(),

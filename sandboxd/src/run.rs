@@ -31,6 +31,7 @@ use crate::probe::{self, HostFacts, ProbeError};
 use crate::receipt;
 use crate::sandbox::Sandboxes;
 use crate::sys;
+use crate::trust::store::KeyStores;
 use crate::workspace::Workspaces;
 use crate::zygote::{Identities, Zygote, ZygoteError};
 
@@ -185,12 +186,15 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     let apart = Apart::new(config.apart());
     let workspaces = Workspaces::open(state.join("workspaces"), apart)
         .map_err(start("cannot open the workspaces"))?;
+    let key_stores = KeyStores::open(state.join("trust"))
+        .map_err(start("cannot open the stores of certificates"))?;
     let environments = Environments::new(config.layout.policies.clone());
     let lease_socket = config.layout.proxyd_lease();
     let sandboxes = Arc::new(Sandboxes::new(
         zygote,
         environments,
         workspaces,
+        key_stores,
         lease_socket,
         config.sandboxes_max,
     ));

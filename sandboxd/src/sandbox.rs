@@ -32,6 +32,7 @@ use crate::environments::Environments;
 use crate::lease::{Event, Lease, LeaseError};
 use crate::plan::{self, PlanFacts};
 use crate::tools::bash;
+use crate::trust::store::KeyStores;
 use crate::workspace::{Workspace, Workspaces};
 use crate::zygote::Zygote;
 
@@ -73,6 +74,8 @@ pub struct Sandbox {
     pub env: Vec<(String, String)>,
     pub table: SandboxTable,
     pub workspace: PathBuf,
+    /// The tree that its system directories are shown from.
+    root: PathBuf,
     pub created_at: String,
     pub provision_us: u64,
     /// The persistent shell; whoever holds the lock runs a command in it.
@@ -117,6 +120,7 @@ pub struct Sandboxes {
     zygote: Zygote,
     environments: Environments,
     pub workspaces: Workspaces,
+    key_stores: KeyStores,
     lease_socket: PathBuf,
     /// One permit for each sandbox that may live.
     room: Arc<Semaphore>,
@@ -134,6 +138,7 @@ impl Sandboxes {
         zygote: Zygote,
         environments: Environments,
         workspaces: Workspaces,
+        key_stores: KeyStores,
         lease_socket: PathBuf,
         living_max: usize,
     ) -> Self {
@@ -141,6 +146,7 @@ impl Sandboxes {
             zygote,
             environments,
             workspaces,
+            key_stores,
             lease_socket,
             room: Arc::new(Semaphore::new(living_max)),
             slots: Mutex::default(),
@@ -194,7 +200,7 @@ impl Sandboxes {
         lock(&self.living).insert(sandbox.id.clone(), Arc::clone(&sandbox));
         let all = Arc::clone(self);
         self.watchers.spawn(async move {
-            watch(&sandbox, events).await;
+            watch(&sandbox, &all.key_stores, events).await;
             all.forget(&sandbox);
             if temporary {
                 let (workspaces, id) = (all.workspaces.clone(), sandbox.id.clone());
@@ -275,9 +281,10 @@ async fn make(
         workspace_identity: Some(workspace.identity),
         ports: policy.ports().into_iter().collect(),
     };
-    let plan = plan::plan(&policy.sandbox, &facts)
+    let mut plan = plan::plan(&policy.sandbox, &facts)
         .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
-    let cell = all.zygote.make_cell(&plan).await.map_err(|error| {
+    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
+    let mut cell = all.zygote.make_cell(&plan).await.map_err(|error| {
         if matches!(error, CellError::Zygote) {
             all.broken.cancel();
         }
@@ -299,6 +306,8 @@ async fn make(
         Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE).await.map_err(lease_fault)?;
     let leased_us = micros(begun.elapsed());
     trust(&cell, &opened.ca_pem).await?;
+    let bundle = cell.take_bundle();
+    all.key_stores.fill(&plan.root, bundle.as_ref(), &opened.ca_pem).map_err(key_store_fault)?;
     let provision_us = micros(begun.elapsed());
     let cell_us = cell.provision_us();
     tracing::debug!(sandbox = %id, cell_us, leased_us, provision_us, "time to make a sandbox");
@@ -312,6 +321,7 @@ async fn make(
         env: variables(plan.env, crate::trust::variables(), opened.env),
         table: policy.sandbox.clone(),
         workspace: workspace.path,
+        root: plan.root,
         created_at: crate::receipt::now(),
         provision_us,
         shell: Arc::new(tokio::sync::Mutex::new(bash::Session::Fresh { lost: false })),
@@ -327,7 +337,11 @@ async fn make(
 }
 
 /// Waits for a sandbox's end and completes it.
-async fn watch(sandbox: &Sandbox, mut events: mpsc::UnboundedReceiver<Event>) {
+async fn watch(
+    sandbox: &Sandbox,
+    key_stores: &KeyStores,
+    mut events: mpsc::UnboundedReceiver<Event>,
+) {
     let why = loop {
         let idle = sandbox.idle_deadline();
         tokio::select! {
@@ -342,7 +356,9 @@ async fn watch(sandbox: &Sandbox, mut events: mpsc::UnboundedReceiver<Event>) {
                 }
                 Some(Event::Reopened(opened)) => {
                     // A CA that was replaced meanwhile would be trusted by nobody inside.
-                    if trust(&sandbox.cell, &opened.ca_pem).await.is_err() {
+                    let added = trust(&sandbox.cell, &opened.ca_pem).await;
+                    let filled = key_stores.fill(&sandbox.root, None, &opened.ca_pem);
+                    if added.is_err() || filled.is_err() {
                         break "its certificates cannot be replaced";
                     }
                 }
@@ -456,6 +472,14 @@ fn lease_fault(error: LeaseError) -> Fault {
                 .with_hint("a sandbox is made only while proxyd runs: is it running?")
         }
     }
+}
+
+fn key_store_fault(error: std::io::Error) -> Fault {
+    Fault::new(
+        Code::Unavailable,
+        format!("cannot make the store of certificates for Java: {error}"),
+    )
+    .with_hint("has the file system of sandboxd's state room?")
 }
 
 async fn trust(cell: &Cell, ca_pem: &str) -> Result<(), Fault> {

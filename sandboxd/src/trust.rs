@@ -5,6 +5,10 @@
 //! destination that proxyd tunnels unread is still verified as outside. Each cell makes its own:
 //! see `init/trust.rs`. Nothing here is secret.
 
+pub mod java;
+pub mod pem;
+pub mod store;
+
 /// Where distributions keep the bundle of trusted certificates. The first that is there is the
 /// root's; all that are there show ours instead.
 pub const SYSTEM_BUNDLES: &[&str] = &[
@@ -18,10 +22,25 @@ pub const SYSTEM_BUNDLES: &[&str] = &[
     // Alpine; OpenSSL's own default.
     "/etc/ssl/cert.pem",
 ];
+/// Where distributions keep Java's store of the same certificates.
+pub const JAVA_STORES: &[&str] = &[
+    // Debian, Ubuntu, Arch, Alpine.
+    "/etc/ssl/certs/java/cacerts",
+    // Fedora, RHEL.
+    "/etc/pki/java/cacerts",
+    "/etc/pki/ca-trust/extracted/java/cacerts",
+];
+/// Directories with a directory for each Java.
+pub const JAVA_HOMES: &[&str] =
+    &["/usr/lib/jvm", "/usr/lib64/jvm", "/usr/java", "/usr/local", "/opt", "/opt/java"];
+/// Where a Java has its store: from version 9 on, and before.
+pub const JAVA_OWN_STORES: &[&str] = &["lib/security/cacerts", "jre/lib/security/cacerts"];
 /// Our bundle. Its directory is never a mount of the root's, so it can always be made.
 pub const BUNDLE: &str = "/etc/ssl/cleanhands-bundle.pem";
 /// proxyd's certificates alone, for runtimes that add to a store of their own.
 pub const OURS: &str = "/etc/ssl/cleanhands-ca.pem";
+/// The same certificates for Java: see [`store`].
+pub const KEY_STORE: &str = "/etc/ssl/cleanhands-java.jks";
 /// Largest bundle of a root: ten times what distributions ship.
 pub const BUNDLE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 

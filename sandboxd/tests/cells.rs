@@ -11,4 +11,5 @@ mod cells {
     pub mod life;
     pub mod refusal;
     pub mod support;
+    pub mod trust;
 }

@@ -19,6 +19,7 @@ use rustix::mount::{
 
 use crate::plan::{self, HOME, SandboxPlan};
 use crate::sys::mount::{Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes};
+use crate::trust::KEY_STORE;
 
 /// Directories of the root that hold programs; what is a symbolic link there is one here.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -134,6 +135,11 @@ pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Source
         let path = Path::new("/dev").join(device);
         let source = detach(&path, NO_SUID | NO_EXEC)?;
         taken.sources.push(Source { tree: source, target: inside(&path), directory: false });
+    }
+    if let Some(path) = &plan.key_store {
+        let tree = detach(path, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
+        let target = inside(Path::new(KEY_STORE));
+        taken.sources.push(Source { tree, target, directory: false });
     }
     let mut given = given;
     for mount in &plan.mounts {

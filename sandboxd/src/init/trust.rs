@@ -9,14 +9,21 @@ use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::root::{cover, inside, open_in, open_root};
+use crate::plan::SandboxPlan;
 use crate::sys::mount::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY};
-use crate::trust::{BUNDLE, BUNDLE_BYTES_MAX, OURS, SYSTEM_BUNDLES};
+use crate::trust::{
+    BUNDLE, BUNDLE_BYTES_MAX, JAVA_HOMES, JAVA_OWN_STORES, JAVA_STORES, KEY_STORE, OURS,
+    SYSTEM_BUNDLES,
+};
+
+/// Entries of a directory that are looked at for a Java: more than any host has, and no walk.
+const JAVAS_MAX: usize = 64;
 
 /// The root's bundle of certificates, opened.
 #[derive(Debug)]
@@ -58,6 +65,40 @@ pub fn original(root: &Path) -> Result<Option<Original>> {
         return Ok(Some(Original { file, bytes }));
     }
     Ok(None)
+}
+
+impl Original {
+    /// The same file, opened once more.
+    pub fn again(&self) -> Result<OwnedFd> {
+        self.file.try_clone()
+    }
+}
+
+/// Shows the plan's key store in the place of every Java's own. Call it in the new root, before
+/// that is made read-only.
+pub fn cover_java(plan: &SandboxPlan) -> Result<()> {
+    if plan.key_store.is_none() {
+        return Ok(());
+    }
+    let mut stores: Vec<PathBuf> = JAVA_STORES.iter().map(PathBuf::from).collect();
+    // A directory of the policy may be a Java, or hold some. Not the workspace, which is written to.
+    let mounted = plan.mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.target);
+    for place in JAVA_HOMES.iter().map(Path::new).chain(mounted) {
+        let Ok(listing) = std::fs::read_dir(place) else { continue };
+        let homes = listing.flatten().take(JAVAS_MAX).map(|entry| entry.path());
+        for home in homes.chain([place.to_owned()]) {
+            stores.extend(JAVA_OWN_STORES.iter().map(|own| home.join(own)));
+        }
+    }
+    // Most are links to the same file, and what is covered twice costs two mounts.
+    let mut targets: Vec<PathBuf> =
+        stores.iter().filter_map(|path| path.canonicalize().ok()).collect();
+    targets.sort();
+    targets.dedup();
+    for target in targets.iter().filter(|target| target.is_file()) {
+        cover(Path::new(KEY_STORE), target, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
+    }
+    Ok(())
 }
 
 /// Makes our bundle in the private root and shows it in the places of the root's. Call it in the

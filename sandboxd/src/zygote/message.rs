@@ -25,8 +25,9 @@ pub enum Progress {
     /// The zygote: the first process exists. Attached: its pidfd, and `memory.events` of its
     /// control group if it has one.
     Cloned { pid: u32, uid: u32 },
-    /// The first process: everything is in place. Attached: the egress sockets, TCP ones first.
-    Ready { tcp_sockets: usize, layers: Vec<ipc::sandbox::Layer> },
+    /// The first process: everything is in place. Attached: the egress sockets, TCP ones first;
+    /// then, if `bundle`, the root's own bundle of certificates.
+    Ready { tcp_sockets: usize, bundle: bool, layers: Vec<ipc::sandbox::Layer> },
     /// Either: it was not to be.
     Failed(Failure),
 }
