@@ -13,7 +13,8 @@
 //! that step, by environment and its policy's generation, and be told its workspace then.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use ipc::fault::{Code, Fault};
 use ipc::id::{CallId, LeaseId, SandboxId, SessionId, WorkspaceId};
 use ipc::lease::{Descriptor, Holder, Open, VERSION};
 use ipc::sandbox::{Layer, SandboxInfo};
-use policies::SandboxTable;
+use policies::{Policy, SandboxTable};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,7 +31,7 @@ use tokio_util::task::TaskTracker;
 use crate::cell::{Cell, CellError};
 use crate::environments::Environments;
 use crate::lease::{Event, Lease, LeaseError};
-use crate::plan::{self, PlanFacts};
+use crate::plan::{self, PlanFacts, SandboxPlan};
 use crate::tools::bash;
 use crate::trust::store::KeyStores;
 use crate::workspace::{Workspace, Workspaces};
@@ -275,15 +276,7 @@ async fn make(
         Some(workspace) => workspace,
         None => all.workspaces.of_sandbox(&id)?,
     };
-    let facts = PlanFacts {
-        hostname: wanted.environment.clone(),
-        workspace: workspace.path.clone(),
-        workspace_identity: Some(workspace.identity),
-        ports: policy.ports().into_iter().collect(),
-    };
-    let mut plan = plan::plan(&policy.sandbox, &facts)
-        .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
-    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
+    let plan = planned(all, &policy, &workspace)?;
     let mut cell = all.zygote.make_cell(&plan).await.map_err(|error| {
         if matches!(error, CellError::Zygote) {
             all.broken.cancel();
@@ -305,12 +298,12 @@ async fn make(
     let (lease, opened, events) =
         Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE).await.map_err(lease_fault)?;
     let leased_us = micros(begun.elapsed());
-    trust(&cell, &opened.ca_pem).await?;
     let bundle = cell.take_bundle();
-    all.key_stores.fill(&plan.root, bundle.as_ref(), &opened.ca_pem).map_err(key_store_fault)?;
+    trust(&cell, &all.key_stores, &plan.root, bundle, &opened.ca_pem).await?;
     let provision_us = micros(begun.elapsed());
-    let cell_us = cell.provision_us();
-    tracing::debug!(sandbox = %id, cell_us, leased_us, provision_us, "time to make a sandbox");
+    tracing::debug!(
+        sandbox = %id, cell_us = cell.provision_us(), leased_us, provision_us, "time to make it"
+    );
     tracing::info!(sandbox = %id, environment = policy.name, provision_us, "sandbox made");
     let sandbox = Sandbox {
         id,
@@ -336,6 +329,20 @@ async fn make(
     Ok((sandbox, events))
 }
 
+/// What a sandbox of this policy will be.
+fn planned(all: &Sandboxes, policy: &Policy, workspace: &Workspace) -> Result<SandboxPlan, Fault> {
+    let facts = PlanFacts {
+        hostname: policy.name.clone(),
+        workspace: workspace.path.clone(),
+        workspace_identity: Some(workspace.identity),
+        ports: policy.ports().into_iter().collect(),
+    };
+    let mut plan = plan::plan(&policy.sandbox, &facts)
+        .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
+    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
+    Ok(plan)
+}
+
 /// Waits for a sandbox's end and completes it.
 async fn watch(
     sandbox: &Sandbox,
@@ -356,9 +363,8 @@ async fn watch(
                 }
                 Some(Event::Reopened(opened)) => {
                     // A CA that was replaced meanwhile would be trusted by nobody inside.
-                    let added = trust(&sandbox.cell, &opened.ca_pem).await;
-                    let filled = key_stores.fill(&sandbox.root, None, &opened.ca_pem);
-                    if added.is_err() || filled.is_err() {
+                    let (cell, ca_pem) = (&sandbox.cell, &opened.ca_pem);
+                    if trust(cell, key_stores, &sandbox.root, None, ca_pem).await.is_err() {
                         break "its certificates cannot be replaced";
                     }
                 }
@@ -457,8 +463,8 @@ impl Drop for InUse {
 }
 
 /// The cell's egress sockets once more: one set goes to proxyd, the other waits here.
-fn duplicates(cell: &Cell) -> Result<Vec<(Descriptor, std::os::fd::OwnedFd)>, Fault> {
-    let duplicate = |(kind, fd): &(Descriptor, std::os::fd::OwnedFd)| Ok((*kind, fd.try_clone()?));
+fn duplicates(cell: &Cell) -> Result<Vec<(Descriptor, OwnedFd)>, Fault> {
+    let duplicate = |(kind, fd): &(Descriptor, OwnedFd)| Ok((*kind, fd.try_clone()?));
     cell.egress().iter().map(duplicate).collect::<std::io::Result<_>>().map_err(|e| {
         Fault::new(Code::Busy, format!("cannot duplicate the sockets of a sandbox: {e}"))
     })
@@ -482,10 +488,18 @@ fn key_store_fault(error: std::io::Error) -> Fault {
     .with_hint("has the file system of sandboxd's state room?")
 }
 
-async fn trust(cell: &Cell, ca_pem: &str) -> Result<(), Fault> {
+/// Has a sandbox trust proxyd's certificates, and in Java those of its root's `bundle` too.
+async fn trust(
+    cell: &Cell,
+    key_stores: &KeyStores,
+    root: &Path,
+    bundle: Option<OwnedFd>,
+    ca_pem: &str,
+) -> Result<(), Fault> {
     cell.trust(ca_pem).await.map_err(|e| {
         Fault::new(Code::Unavailable, format!("cannot have a sandbox trust proxyd: {e}"))
-    })
+    })?;
+    key_stores.fill(root, bundle.as_ref(), ca_pem).map_err(key_store_fault)
 }
 
 /// Later ones win: the lease's placeholders over our own over the plan's.
