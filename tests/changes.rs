@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use cleanhands_tests::installation::{Installation, Setup};
+use cleanhands_tests::installation::{Installation, Setup, intruders_workspace};
 use cleanhands_tests::origin::{Origin, ok};
 use cleanhands_tests::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -50,31 +50,6 @@ inject = { bearer = true }
 hosts = ["api.example"]
 "#;
 
-/// What the programs below begin with.
-const CLIENT: &str = r#"
-import os, socket, ssl, time
-def say(stream, data=b"x"):
-    got = b""
-    try:
-        stream.sendall(data)
-        # A whole answer: the byte that comes back, or one that ends with its body.
-        while not got.strip().endswith((b"x", b"ok", b"}")):
-            piece = stream.recv(4096)
-            if not piece: break
-            got += piece
-    except OSError: pass
-    return got.split(b"\r\n")[0]
-def tls(host, context=ssl.create_default_context()):
-    plain = socket.create_connection((host, 443), 30)
-    return context.wrap_socket(plain, server_hostname=host)
-def get(host):
-    return b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % host.encode()
-def end(stream):
-    stream.settimeout(50)
-    try: return "more" if stream.recv(1) else ""
-    except OSError: return "reset"
-"#;
-
 /// A TCP server that gives each byte back.
 async fn echoing() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -91,11 +66,16 @@ async fn echoing() -> u16 {
     port
 }
 
-/// A Python program in a sandbox, with a directory through which it and the test wait.
-fn running(installation: &Installation, program: &str, workspace: &Path) -> Child {
-    let mut command = installation.command(&["exec"]);
-    command.args(["--environment", "dev", "--workspace"]).arg(workspace);
-    command.args(["--", "python3", "-c", &format!("{CLIENT}{program}")]).stdout(Stdio::piped());
+/// A request in hex, as the intruder's conversations have it.
+fn get(host: &str) -> String {
+    hex::encode(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+}
+
+/// A conversation in a sandbox, with a directory through which it and the test wait.
+fn talking(installation: &Installation, steps: &str, workspace: &Path) -> Child {
+    std::fs::write(workspace.join("steps"), steps).unwrap();
+    let mut command = installation.intruder("dev", workspace);
+    command.args(["./intruder", "talk", "steps"]).stdout(Stdio::piped());
     command.spawn().unwrap()
 }
 
@@ -109,18 +89,15 @@ async fn a_rule_that_is_taken_back_ends_its_open_flows_and_no_other() {
         setup.upstreams.insert(host.to_owned(), raw);
     }
     let installation = tokio::task::block_in_place(|| Installation::start(&setup));
-    let program = r#"
-hosts = ("goes.example", "stays.example")
-goes, stays = (socket.create_connection((host, 7000), 30) for host in hosts)
-read, ask = tls("read.example"), get("read.example")
-print(say(goes), say(stays), say(read, ask)); open("ready", "w")
-print("goes:", end(goes))
-print("stays:", say(stays))
-print("read:", say(read, ask)[:12])
-print("again:", say(socket.create_connection(("goes.example", 7000), 30)))
-"#;
-    let workspace = tempfile::tempdir().unwrap();
-    let child = running(&installation, program, workspace.path());
+    let read = get("read.example");
+    let steps = format!(
+        "tcp goes goes.example 7000\ntcp stays stays.example 7000\ntls read read.example\n\
+         say goes 78\nsay stays 78\nsay read {read}\ntouch ready\n\
+         end goes\nsay stays 78\nsay read {read}\n\
+         tcp again goes.example 7000\nsay again 78\n"
+    );
+    let workspace = intruders_workspace();
+    let child = talking(&installation, &steps, workspace.path());
     wait::until_async("the flows", || async {
         workspace.path().join("ready").exists().then_some(())
     })
@@ -134,11 +111,11 @@ print("again:", say(socket.create_connection(("goes.example", 7000), 30)))
     let out = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{out}");
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines[0], "b'x' b'x' b'HTTP/1.1 200 OK'");
-    assert!(["goes: reset", "goes: "].contains(&lines[1]), "{out}");
-    assert_eq!(lines[2], "stays: b'x'");
-    assert!(["read: b'HTTP/1.1 403'", "read: b''"].contains(&lines[3]), "{out}");
-    assert_eq!(lines[4], "again: b''");
+    assert_eq!(lines[..3], ["goes: x", "stays: x", "read: HTTP/1.1 200 OK"]);
+    assert!(["goes: reset", "goes: closed"].contains(&lines[3]), "{out}");
+    assert_eq!(lines[4], "stays: x");
+    assert!(lines[5] == "read: " || lines[5].starts_with("read: HTTP/1.1 403"), "{out}");
+    assert_eq!(lines[6..], ["again: "]);
     assert!(since.elapsed() < wait::LONG);
     let audit = installation.audit().await;
     let ended = audit.iter().find(|r| {
@@ -162,20 +139,15 @@ async fn a_rule_that_is_added_counts_at_once_and_a_new_credential_ends_tunnels_p
     let installation = tokio::task::block_in_place(|| Installation::start(&setup));
     installation.store_secret("api", TOKEN).await;
     // The tunnel shows the origin's own certificate, whose CA is not known inside.
-    let program = r#"
-anyone = ssl.create_default_context(); anyone.check_hostname = False
-anyone.verify_mode = ssl.CERT_NONE
-api, stays = tls("api.example", anyone), socket.create_connection(("stays.example", 7000), 30)
-print(say(api, get("api.example")), say(stays))
-print("denied:", say(tls("read.example"), get("read.example"))[:12])
-open("ready", "w")
-print("tunnel:", end(api))
-print("again:", say(tls("api.example"), get("api.example")))
-print("read:", say(tls("read.example"), get("read.example")))
-print("stays:", say(stays))
-"#;
-    let workspace = tempfile::tempdir().unwrap();
-    let child = running(&installation, program, workspace.path());
+    let (api, read) = (get("api.example"), get("read.example"));
+    let steps = format!(
+        "tls-unverified api api.example\ntcp stays stays.example 7000\n\
+         say api {api}\nsay stays 78\ntls denied read.example\nsay denied {read}\n\
+         touch ready\nend api\ntls again api.example\nsay again {api}\n\
+         tls read read.example\nsay read {read}\nsay stays 78\n"
+    );
+    let workspace = intruders_workspace();
+    let child = talking(&installation, &steps, workspace.path());
     wait::until_async("the flows", || async {
         workspace.path().join("ready").exists().then_some(())
     })
@@ -188,10 +160,11 @@ print("stays:", say(stays))
     let out = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{out}");
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines[..2], ["b'HTTP/1.1 200 OK' b'x'", "denied: b'HTTP/1.1 403'"]);
-    assert!(["tunnel: ", "tunnel: reset"].contains(&lines[2]), "{out}");
-    let after = ["again: b'HTTP/1.1 200 OK'", "read: b'HTTP/1.1 200 OK'", "stays: b'x'"];
-    assert_eq!(lines[3..], after);
+    assert_eq!(lines[..2], ["api: HTTP/1.1 200 OK", "stays: x"]);
+    assert!(lines[2].starts_with("denied: HTTP/1.1 403"), "{out}");
+    assert!(["api: closed", "api: reset"].contains(&lines[3]), "{out}");
+    let after = ["again: HTTP/1.1 200 OK", "read: HTTP/1.1 200 OK", "stays: x"];
+    assert_eq!(lines[4..], after);
     let seen = origin.seen();
     let sent: Vec<Vec<&str>> = seen.iter().map(|r| r.values("authorization")).collect();
     let bearer = format!("Bearer {TOKEN}");

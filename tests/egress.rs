@@ -152,16 +152,15 @@ async fn a_name_that_leads_to_a_private_address_is_refused_unless_its_rule_names
 async fn a_host_without_request_rules_is_tunnelled_with_its_own_certificate() {
     let (installation, upstream) = started().await;
 
-    let (status, out, _) = shell(
-        &installation,
-        "openssl s_client -connect open.example:443 -servername open.example </dev/null \
-         2>/dev/null \
-         | openssl x509 -noout -issuer",
+    let out = installation.intrude(
+        "dev",
+        &[],
+        "./intruder certificate open.example; ./intruder certificate api.example",
     );
 
-    assert_eq!(status, Some(0));
-    assert!(!out.contains("Cleanhands"), "{out}");
-    assert!(out.contains("issuer"), "{out}");
+    let (own, ours) = out.trim_end().split_once('\n').unwrap();
+    assert_eq!(own, hex::encode(&upstream.certificate));
+    assert!(ours.contains(&hex::encode("Cleanhands CA")), "{ours}");
     assert!(upstream.seen().is_empty());
 }
 
@@ -221,15 +220,15 @@ async fn localhost_inside_stays_inside() {
     let port = upstream.port;
 
     let script = format!(
-        "python3 -m http.server 8099 --bind 127.0.0.1 >/dev/null 2>&1 & \
+        "./intruder serve 8099 & \
          for i in $(seq 200); do \
          curl -s -o /dev/null http://127.0.0.1:8099/ && break; sleep 0.05; done; \
          curl -s -o /dev/null -w '%{{http_code}}' http://localhost:8099/; \
          curl -sk --max-time 5 https://127.0.0.1:{port}/hello; echo \" $?\""
     );
-    let (_, out, err) = shell(&installation, &script);
+    let out = installation.intrude("dev", &[], &script);
 
     // 7: connection refused, by the sandbox's own loopback.
-    assert_eq!(out.trim(), "200 7", "{err}");
+    assert_eq!(out.trim(), "200 7");
     assert!(upstream.seen().is_empty());
 }

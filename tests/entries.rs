@@ -153,34 +153,9 @@ async fn two_thousand_denied_and_malformed_connections_end_nothing_but_themselve
     let (installation, origin) = started().await;
     let proxyd = ipc::http::Client::new(installation.layout.proxyd());
     let before: ipc::vault::Health = proxyd.get("/v1/health").await.unwrap();
-    let program = r#"
-import random, socket, ssl, struct
-numbers = random.Random(7)
-context = ssl.create_default_context()
-hosts = ["api.example", "evil.example", "10.1.2.3", "2001:db8::5"]
-words = [b"GET / HTTP/1.1\r\nHost: ", b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n", b"\x00" * 64, b"\xff" * 64,
-    b"Transfer-Encoding: chunked\r\n", b"api.example", b"0\r\n", b":", b"\x05\x01\x00"]
-dns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); dns.connect(("192.0.2.53", 53))
-sent = 0
-for turn in range(2000):
-    data = b"".join(numbers.choice([*words, numbers.randbytes(40)]) for _ in range(4))
-    try:
-        if turn % 10 == 0: dns.send(data[:500])
-        to = (numbers.choice(hosts), numbers.choice([80, 443, 443, 22, 53]))
-        s = socket.create_connection(to, 20)
-        # Half of them reset their connection, a few speak inside of TLS.
-        if turn % 2: s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if turn % 20 == 0: s = context.wrap_socket(s, server_hostname="api.example")
-        s.sendall(data)
-        s.close()
-    except OSError: pass
-    sent += 1
-print(sent)
-"#;
-    let flood = format!("python3 - <<'PROGRAM'\n{program}\nPROGRAM\ncurl -sS https://api.example/");
 
-    let out = shell(&installation, &flood);
+    let flood = "./intruder flood 2000; curl -sS https://api.example/";
+    let out = installation.intrude("dev", &[], flood);
     let another = shell(&installation, "curl -sS https://api.example/");
 
     assert_eq!((out.as_str(), another.as_str()), ("2000\nok", "ok"));

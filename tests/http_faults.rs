@@ -25,28 +25,6 @@ hosts = ["api.example"]
 env = "API_TOKEN"
 "#;
 
-/// A client that sends bytes as they are.
-const CLIENT: &str = r#"
-import re, socket, ssl
-def tls(host, name=None):
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    plain = socket.create_connection((host, 443), 30)
-    return context.wrap_socket(plain, server_hostname=name or host)
-def answers(stream, *requests):
-    """Sends all, reads to the end, gives the status of each answer."""
-    got = b""
-    try:
-        for request in requests:
-            stream.sendall(request)
-        while True:
-            piece = stream.recv(65536)
-            if not piece: break
-            got += piece
-    except OSError: pass
-    return b" ".join(re.findall(rb"HTTP/1\.1 (\d+) ", got)).decode()
-"#;
-
 async fn started() -> (Installation, Origin) {
     let hosts = ["api.example", "read.example"];
     let origin = Origin::start(&hosts, |request| match request.method() {
@@ -70,13 +48,16 @@ fn shell(installation: &Installation, script: &str) -> String {
     out
 }
 
-fn python(installation: &Installation, program: &str) -> String {
-    shell(installation, &format!("python3 - <<'PROGRAM'\n{CLIENT}{program}\nPROGRAM"))
+/// Connects to `host` with the name `sni`, sends these bytes in turn, and gives the status of each
+/// answer until the end.
+fn exchange(host: &str, sni: &str, requests: &[&str]) -> String {
+    let sends = requests.iter().map(|bytes| format!("send {host} {}\n", hex::encode(bytes)));
+    format!("tls {host} {host} {sni}\n{}statuses {host}\n", sends.collect::<String>())
 }
 
-/// What stands in a Python program for these bytes.
-fn bytes(text: &str) -> String {
-    format!("bytes.fromhex(\"{}\")", hex::encode(text))
+/// Carries out steps of the intruder's inside; gives what it printed.
+fn talk(installation: &Installation, steps: &str) -> String {
+    installation.intrude("dev", &[("steps", steps)], "./intruder talk steps")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,18 +82,15 @@ async fn a_message_that_two_parsers_could_cut_differently_is_refused_and_reaches
         ("X: a\0b\r\n", ""),
         ("Host: read.example\r\n", ""),
     ];
-    let requests: Vec<String> = shapes
+    let steps: String = shapes
         .iter()
         .map(|(fields, body)| {
-            bytes(&format!("POST /first HTTP/1.1\r\nHost: api.example\r\n{fields}\r\n{body}"))
+            let head = format!("POST /first HTTP/1.1\r\nHost: api.example\r\n{fields}\r\n");
+            exchange("api.example", "api.example", &[&(head + body)])
         })
         .collect();
-    let program = format!(
-        "for request in [{}]: print(answers(tls(\"api.example\"), request))",
-        requests.join(", ")
-    );
 
-    let out = python(&installation, &program);
+    let out = talk(&installation, &steps);
 
     let statuses: Vec<&str> = out.lines().collect();
     assert_eq!(statuses.len(), shapes.len(), "{out}");
@@ -133,14 +111,10 @@ async fn the_second_request_of_a_connection_is_judged_like_the_first() {
                 Connection: close\r\n\r\n";
     let other = "GET https://api.example/3 HTTP/1.1\r\nHost: read.example\r\n\
                  Connection: close\r\n\r\n";
-    let program = format!(
-        "for second in [{}, {}]: print(answers(tls(\"read.example\"), {}, second))",
-        bytes(post),
-        bytes(other),
-        bytes(get)
-    );
+    let steps =
+        [post, other].map(|second| exchange("read.example", "read.example", &[get, second]));
 
-    let out = python(&installation, &program);
+    let out = talk(&installation, &steps.concat());
 
     assert_eq!(out, "200 403\n200 421\n");
     assert!(origin.seen().iter().all(|r| r.target() == "/1"), "{:?}", origin.seen());
@@ -150,16 +124,15 @@ async fn the_second_request_of_a_connection_is_judged_like_the_first() {
 async fn no_allowed_name_is_a_front_for_another() {
     let (installation, origin) = started().await;
     let request =
-        |host: &str| bytes(&format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"));
-    let program = format!(
-        "print(answers(tls('read.example'), {api}))\n\
-         print(answers(tls('read.example', 'api.example'), {api}))\n\
-         print(answers(tls('read.example', 'api.example'), {read}))",
-        api = request("api.example"),
-        read = request("read.example")
-    );
+        |host: &str| format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let (api, read) = (request("api.example"), request("read.example"));
+    let steps = [
+        exchange("read.example", "read.example", &[&api]),
+        exchange("read.example", "api.example", &[&api]),
+        exchange("read.example", "api.example", &[&read]),
+    ];
 
-    let over_h1 = python(&installation, &program);
+    let over_h1 = talk(&installation, &steps.concat());
     let over_h2 = shell(
         &installation,
         "curl -sS -o /dev/null -w '%{http_code} %{http_version}' --http2 \
@@ -286,21 +259,14 @@ async fn target_order_and_spelling_arrive_as_they_were_sent() {
     let targets = odd_targets();
     assert_eq!(targets.len(), 50);
     let fields = "hOST: read.example\r\nX-b: 1\r\nx-A: 2\r\nX-b: 3\r\nAccept: */*\r\n";
-    let requests: Vec<String> =
-        targets.iter().map(|t| bytes(&format!("GET {t} HTTP/1.1\r\n{fields}\r\n"))).collect();
-    let program = format!(
-        "stream = tls('read.example')\n\
-         for request in [{}]:\n  \
-           stream.sendall(request); got = b''\n  \
-           while not got.endswith(b'\\r\\n\\r\\nok'):\n    \
-             piece = stream.recv(65536)\n    \
-             if not piece: raise SystemExit(got)\n    \
-             got += piece",
-        requests.join(", ")
-    );
+    let says = targets.iter().map(|target| {
+        format!("say all {}\n", hex::encode(format!("GET {target} HTTP/1.1\r\n{fields}\r\n")))
+    });
+    let steps = format!("tls all read.example\n{}", says.collect::<String>());
 
-    python(&installation, &program);
+    let out = talk(&installation, &steps);
 
+    assert_eq!(out, "all: HTTP/1.1 200 OK\n".repeat(targets.len()));
     let seen = origin.seen();
     assert_eq!(seen.len(), targets.len());
     for (request, target) in seen.iter().zip(targets) {
@@ -320,11 +286,11 @@ async fn large_heads_pass_up_to_the_limit_and_are_refused_in_words_beyond() {
         for i in $(seq 300); do echo \"X-$i: y\"; done > /tmp/h; ask --http$v -H @/tmp/h; done; \
         for i in $(seq 600); do echo \"X-$i: y\"; done > /tmp/h; ask --http1.1 -H @/tmp/h; \
         cat /tmp/got";
-    let beyond = "long = b'GET / HTTP/1.1\\r\\nHost: read.example\\r\\nX: ' + b'x' * 200000\n\
-        print(answers(tls('read.example'), long + b'\\r\\n\\r\\n'))";
+    let long =
+        format!("GET / HTTP/1.1\r\nHost: read.example\r\nX: {}\r\n\r\n", "x".repeat(200_000));
 
     let out = shell(&installation, script);
-    let beyond = python(&installation, beyond);
+    let beyond = talk(&installation, &exchange("read.example", "read.example", &[&long]));
 
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[..8], ["200"; 8], "{out}");

@@ -49,12 +49,12 @@ fn has_no_capability_and_can_gain_none() {
 fn cannot_make_namespaces_mounts_or_devices() {
     let installation = started();
 
-    let script = "unshare -U true; echo $?; unshare -n true; echo $?; \
-        mount -t tmpfs t /tmp; echo $?; \
-        mknod /tmp/null c 1 3; echo $?; chroot / true; echo $?; hostname x; echo $?";
-    let out = claims(&installation, &format!("{{ {script}; }} 2>/dev/null"));
+    let out = installation.intrude("dev", &[], "./intruder privileged");
 
-    assert!(out.lines().count() == 6 && out.lines().all(|l| l != "0"), "{out}");
+    let refused = "unshare-user EPERM\nunshare-net EPERM\nunshare-mount EPERM\nmount EPERM\n\
+        umount EPERM\nmknod EACCES\nchroot EPERM\nsethostname EPERM\nsetns EPERM\n\
+        first-process EACCES\nloopback-down EPERM\ndelete-route EPERM\n";
+    assert_eq!(out, refused);
 }
 
 #[test]
@@ -88,21 +88,18 @@ fn inherits_no_descriptor_but_the_three_standard_ones() {
 fn has_no_network_but_loopback_and_no_other_socket_family() {
     let installation = started();
 
-    let script = r#"
-cat /proc/net/dev | tail -n +3 | cut -d: -f1 | tr -d ' '
-python3 - <<'P'
-import socket
-for family, kind, proto in [(17,3,0),(40,1,0),(38,5,0),(2,3,1),(2,1,262),(31,3,0)]:
-    try:
-        socket.socket(family, kind, proto); print("OPEN", family, proto)
-    except OSError as e:
-        print("refused", family, proto, e.errno)
-P
-"#;
-    let out = claims(&installation, script);
+    let odd = ["17,3,0", "40,1,0", "38,5,0", "2,3,1", "2,1,262", "31,3,0"];
+    let script = format!(
+        "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; ./intruder socket {} 2,1,6",
+        odd.join(" ")
+    );
+    let out = installation.intrude("dev", &[], &script);
 
-    assert!(out.starts_with("lo\n"), "{out}");
-    assert_eq!(out.matches("refused").count(), 6, "{out}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!((lines.len(), lines[0], lines[7]), (8, "lo", "2,1,6 OPEN"), "{out}");
+    for (line, kind) in lines[1..7].iter().zip(odd) {
+        assert!(line.starts_with(kind) && !line.contains("OPEN"), "{out}");
+    }
 }
 
 #[test]
@@ -159,11 +156,12 @@ fn no_set_id_file_is_left_in_a_directory_of_the_host() {
 
     let script = "cp /bin/ls x; chmod 4755 x; echo $?; chmod 2755 x; echo $?; \
         chmod 1755 x; echo $?; \
-        python3 -c 'import os; os.open(\"y\", os.O_CREAT | os.O_WRONLY, 0o4755)'; echo $?; \
+        ./intruder create y 4755; echo $?; ./intruder create z 1755; echo $?; \
         stat -c %a x; test -e y; echo $?";
-    let out = claims(&installation, &format!("{{ {script}; }} 2>/dev/null"));
+    let out = installation.intrude("dev", &[], &format!("{{ {script}; }} 2>/dev/null"));
 
-    assert_eq!(out.split_whitespace().collect::<Vec<_>>(), ["1", "1", "0", "1", "1755", "1"]);
+    let expected = "1\n1\n0\nfailed: Operation not permitted (os error 1)\n1\n0\n1755\n1\n";
+    assert_eq!(out, expected);
 }
 
 #[test]
@@ -180,10 +178,10 @@ fn a_command_that_leaves_daemons_behind_ends_and_leaves_nothing_alive() {
     let installation = started();
     let before = descendants(installation.pid("sandboxd"));
 
-    let (status, out, _) =
-        installation.shell("dev", "setsid sleep 300 >/dev/null 2>&1 & (sleep 300 &) ; echo done");
+    let script = "./intruder new-session sleep 300 >/dev/null 2>&1 & (sleep 300 &) ; echo done";
+    let out = installation.intrude("dev", &[], script);
 
-    assert_eq!((status, out.trim()), (Some(0), "done"));
+    assert_eq!(out.trim(), "done");
     cleanhands_tests::wait::until("the sandbox's processes to be gone", || {
         (descendants(installation.pid("sandboxd")) <= before).then_some(())
     });

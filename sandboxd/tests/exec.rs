@@ -105,7 +105,10 @@ async fn a_signal_is_delivered_and_a_client_that_leaves_ends_the_command() {
     (&client.stdout).read_exact(&mut byte).unwrap();
     client.channel.send(&ExecRequest::Signal { signal: 15 }, &[]).await.unwrap();
     let exit = client.exited().await;
-    let leaver = exec(&daemon, &["/bin/sh", "-c", "sleep 300 & setsid sleep 300"], None).await;
+    let place = tempfile::tempdir().unwrap();
+    intruder::put_into(place.path());
+    let sleepers = "sleep 300 & ./intruder new-session sleep 300 & wait";
+    let leaver = exec(&daemon, &["/bin/sh", "-c", sleepers], Some(place.path())).await;
     leaver.started().await;
     let Client { channel, stdin, stdout } = leaver;
     drop((channel, stdin));

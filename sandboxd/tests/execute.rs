@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::time::Duration;
 
 use ipc::fault::Code;
@@ -150,9 +151,12 @@ async fn a_timeout_kills_what_the_command_started_and_the_shell_must_be_restarte
     let sleepers = "grep -l '^sleep$' /proc/[0-9]*/comm 2>/dev/null | wc -l";
     let mut call = daemon.bash_request(
         &session,
-        "echo a; sleep 300 & setsid sleep 300 & (setsid sleep 300 &); sleep 300",
+        "echo a; sleep 300 & ./intruder new-session sleep 300 & \
+         (./intruder new-session sleep 300 &); sleep 300",
     );
     call.input["timeout_ms"] = json!(500);
+    assert_eq!(text(&daemon.bash(&session, "touch here").await), "(no output)");
+    intruder::put_into(Path::new(&daemon.sandbox_with("here").await.workspace));
 
     let timed_out = daemon.execute(&call).await.unwrap();
     let refused = daemon.bash(&session, "true").await;

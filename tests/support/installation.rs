@@ -13,27 +13,10 @@ use crate::wait;
 /// The daemons, in the order in which they start.
 pub const DAEMONS: [&str; 3] = ["proxyd", "sandboxd", "harnessd"];
 
-/// The `cleanhands` program under test. `CLEANHANDS_BIN` names one that the runner has just built
-/// (an ordinary user cannot write to the build folder); else it is built here, so never stale.
+/// The `cleanhands` program under test, never stale.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        if let Some(path) = std::env::var_os("CLEANHANDS_BIN") {
-            return path.into();
-        }
-        let test = std::env::current_exe().unwrap();
-        let folder = test.parent().and_then(Path::parent).unwrap().to_owned();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "cli", "--bin", "cleanhands"])
-            .arg("--target-dir")
-            .arg(folder.parent().unwrap())
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .unwrap();
-        assert!(built.success(), "cannot build cleanhands");
-        folder.join("cleanhands")
-    })
+    PROGRAM.get_or_init(|| intruder::built("cli", "cleanhands"))
 }
 
 /// What an installation starts with.
@@ -214,6 +197,29 @@ impl Installation {
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     }
 
+    /// Runs a shell script in a fresh sandbox whose workspace holds `./intruder` and these files
+    /// (names and texts); gives what it printed. It must end well.
+    pub fn intrude(&self, environment: &str, files: &[(&str, &str)], script: &str) -> String {
+        let workspace = intruders_workspace();
+        for (name, text) in files {
+            std::fs::write(workspace.path().join(name), text).unwrap();
+        }
+        let mut command = self.intruder(environment, workspace.path());
+        command.args(["bash", "-c", script]).stdin(Stdio::null());
+        let output = tokio::task::block_in_place(|| command.output().unwrap());
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}: {out}\n{err}", output.status);
+        out.into_owned()
+    }
+
+    /// The beginning of a command in a sandbox with that workspace.
+    pub fn intruder(&self, environment: &str, workspace: &Path) -> Command {
+        let mut command = self.command(&["exec"]);
+        command.args(["--environment", environment, "--workspace"]).arg(workspace).arg("--");
+        command
+    }
+
     /// Seals a secret through proxyd's socket.
     pub async fn store_secret(&self, name: &str, value: &str) {
         let proxyd = ipc::http::Client::new(self.layout.proxyd());
@@ -263,6 +269,13 @@ impl Drop for Installation {
             }
         }
     }
+}
+
+/// A directory that holds `./intruder`.
+pub fn intruders_workspace() -> tempfile::TempDir {
+    let workspace = tempfile::tempdir().unwrap();
+    intruder::put_into(workspace.path());
+    workspace
 }
 
 fn write_private(path: &Path, text: &str) {

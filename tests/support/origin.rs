@@ -51,7 +51,7 @@ impl Origin {
     where
         F: Fn(&Request) -> Vec<u8> + Send + Sync + 'static,
     {
-        let (mut config, ca_pem) = crate::upstream::tls(hosts);
+        let crate::upstream::Tls { mut config, ca_pem, .. } = crate::upstream::tls(hosts);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -23,6 +23,8 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 pub struct Upstream {
     pub port: u16,
     pub ca_pem: String,
+    /// What it shows, DER.
+    pub certificate: Vec<u8>,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
@@ -37,7 +39,7 @@ pub struct Seen {
 impl Upstream {
     /// Serves `hosts` with one certificate; `authorization` is what `/hello` demands.
     pub async fn start(hosts: &[&str], authorization: &str) -> Self {
-        let (config, ca_pem) = tls(hosts);
+        let Tls { config, ca_pem, certificate } = tls(hosts);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -60,7 +62,7 @@ impl Upstream {
                 });
             }
         });
-        Self { port, ca_pem, seen }
+        Self { port, ca_pem, certificate, seen }
     }
 
     /// What has arrived so far.
@@ -95,8 +97,16 @@ fn answer(
     Response::builder().status(status).body(Full::new(Bytes::from(body))).unwrap()
 }
 
+/// What a server of ours needs for TLS.
+pub(crate) struct Tls {
+    pub config: ServerConfig,
+    pub ca_pem: String,
+    /// DER.
+    pub certificate: Vec<u8>,
+}
+
 /// A CA and a certificate for `hosts` issued by it.
-pub(crate) fn tls(hosts: &[&str]) -> (ServerConfig, String) {
+pub(crate) fn tls(hosts: &[&str]) -> Tls {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
     let ca_key = KeyPair::generate().unwrap();
     let mut ca = CertificateParams::default();
@@ -116,5 +126,5 @@ pub(crate) fn tls(hosts: &[&str]) -> (ServerConfig, String) {
         .with_single_cert(vec![leaf.der().clone()], private)
         .unwrap();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    (config, ca_pem)
+    Tls { config, ca_pem, certificate: leaf.der().to_vec() }
 }

@@ -67,7 +67,8 @@ async fn killing_a_command_reaches_what_made_itself_a_session_of_its_own() {
     let place = Place::new();
     let cell = place.cell().await;
     // Arguments of sleep that nothing else on the host has.
-    let script = "setsid sleep 86391 & (setsid bash -c 'sleep 86392 & sleep 86393' &) ; \
+    let script = "./intruder new-session sleep 86391 & \
+                  (./intruder new-session bash -c 'sleep 86392 & sleep 86393' &) ; \
                   trap '' TERM; sleep 86394";
 
     let (running, _pipe) = start(&cell, &bash(script)).await;
@@ -125,7 +126,8 @@ async fn the_end_of_a_cell_is_noticed_and_disturbs_no_other() {
     let place = Place::new();
     let doomed = place.cell().await;
     let other = place.cell_elsewhere().await;
-    let (running, _pipe) = start(&doomed, &bash("setsid sleep 86431 & sleep 86431")).await;
+    let (running, _pipe) =
+        start(&doomed, &bash("./intruder new-session sleep 86431 & sleep 86431")).await;
     until("both sleep", || processes("sleep 86431").len() >= 2).await;
 
     doomed.kill();
@@ -142,7 +144,8 @@ async fn the_end_of_a_cell_is_noticed_and_disturbs_no_other() {
 async fn cells_end_with_their_zygote() {
     let place = Place::new();
     let cell = place.cell().await;
-    let (_running, _pipe) = start(&cell, &bash("setsid sleep 86441 & sleep 86441")).await;
+    let (_running, _pipe) =
+        start(&cell, &bash("./intruder new-session sleep 86441 & sleep 86441")).await;
     until("both sleep", || processes("sleep 86441").len() >= 2).await;
 
     let zygote = Pid::from_raw(place.zygote.pid() as i32).unwrap();

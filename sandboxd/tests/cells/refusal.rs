@@ -9,10 +9,8 @@ fn without_user_namespaces_the_daemon_ends_with_77_and_the_command_that_enables_
         .map(|name| format!("--{name}-dir={}", place.path().join(name).display()))
         .into();
     // A user namespace of the test's own, in which no further one may be made.
-    let script = "echo 0 >/proc/sys/user/max_user_namespaces && exec \"$@\"";
-    let mut daemon = Command::new("unshare");
-    daemon.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]);
-    daemon.arg(env!("CARGO_BIN_EXE_sandboxd")).args(directories);
+    let mut daemon = Command::new(intruder::program());
+    daemon.arg("without-namespaces").arg(env!("CARGO_BIN_EXE_sandboxd")).args(directories);
 
     let outcome = daemon.output().unwrap();
 

@@ -13,6 +13,7 @@ use sandboxd::zygote::{Identities, Zygote};
 /// Longest wait for anything: a loaded machine, not a slow program.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
+/// Workspaces hold `./intruder`.
 pub struct Place {
     pub zygote: Zygote,
     pub workspace: tempfile::TempDir,
@@ -32,6 +33,8 @@ impl Place {
         let identities = Identities::detect(200_000, 1000);
         let zygote = Zygote::start_program(program, &[], identities).unwrap();
         let [workspace, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        intruder::put_into(workspace.path());
+        intruder::put_into(elsewhere.path());
         Self { zygote, workspace, elsewhere }
     }
 

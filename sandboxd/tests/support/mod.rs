@@ -200,12 +200,8 @@ fn spawn(layout: &Layout) -> Child {
 /// In a user and a mount namespace of the test's own, where it may mount.
 fn spawn_on_small_disk(layout: &Layout, megabytes: u32) -> Child {
     std::fs::create_dir_all(&layout.state).unwrap();
-    let mount = format!("mount -t tmpfs -o size={megabytes}m,mode=0700 tmpfs \"$0\"");
-    // Whatever becomes of the shell becomes of the daemon.
-    let daemon = "setpriv --pdeathsig KILL \"$@\"";
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
-    command.arg(format!("{mount} && {{ {daemon}; {daemon}; }}")).arg(&layout.state);
+    let mut command = Command::new(intruder::program());
+    command.args(["small-disk", &megabytes.to_string()]).arg(&layout.state);
     command.arg(env!("CARGO_BIN_EXE_sandboxd")).args(arguments(layout));
     command.stdin(Stdio::null()).spawn().unwrap()
 }
