@@ -10,6 +10,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
+use super::message;
 use crate::Daemon;
 use crate::audit::Line;
 use crate::lease::Lease;
@@ -29,8 +30,8 @@ pub async fn udp(daemon: Arc<Daemon>, lease: Arc<Lease>, socket: OwnedFd) -> io:
     loop {
         let mut ready = socket.readable().await?;
         let asked = match packet::receive(socket.get_ref(), &mut buffer) {
-            Ok(Some(asked)) if !asked.truncated => asked,
-            Ok(_) => continue,
+            Ok(Some(asked)) => asked,
+            Ok(None) => continue,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 ready.clear_ready();
                 continue;
@@ -39,7 +40,12 @@ pub async fn udp(daemon: Arc<Daemon>, lease: Arc<Lease>, socket: OwnedFd) -> io:
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error),
         };
-        if let Some(bytes) = respond(&daemon, &lease, &buffer[..asked.length]) {
+        let packet = &buffer[..asked.length.min(PACKET_BYTES_MAX)];
+        let answer = match asked.truncated {
+            true => message::too_long(packet),
+            false => respond(&daemon, &lease, packet),
+        };
+        if let Some(bytes) = answer {
             // UDP may lose answers; the client asks again.
             let _ = packet::answer(socket.get_ref(), &asked, &bytes);
         }

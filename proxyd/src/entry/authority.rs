@@ -1,5 +1,7 @@
 //! Host and port as a request names them.
 
+use std::borrow::Cow;
+
 use policies::{Host, Scheme};
 
 /// Reads `host`, `host:port` or `[v6]:port`; user information is refused, because what stands
@@ -31,6 +33,33 @@ pub fn parse(text: &str) -> Option<(Host, Option<u16>)> {
         None => None,
     };
     Some((Host::parse(host).ok()?, port))
+}
+
+/// The authority as it may go on, if it names this host and port; a port that is left out is the
+/// connection's. What is written in another way than the judged name, but for the case of letters,
+/// goes on as the judged name: what was judged is what the upstream reads.
+pub fn settle<'a>(text: &'a str, host: &Host, port: u16) -> Option<Cow<'a, str>> {
+    let (named, named_port) = parse(text)?;
+    if named != *host || named_port.is_some_and(|named| named != port) {
+        return None;
+    }
+    let mut canonical = host.authority(port);
+    if named_port.is_none() {
+        canonical.truncate(canonical.rfind(':').unwrap_or(canonical.len()));
+    }
+    if text.eq_ignore_ascii_case(&canonical) {
+        return Some(Cow::Borrowed(text));
+    }
+    Some(Cow::Owned(canonical))
+}
+
+/// Whether two authorities of one request, each of that scheme, name the same.
+pub fn agree(one: &str, other: &str, scheme: Scheme) -> bool {
+    let whole = |text: &str| {
+        let (host, port) = parse(text)?;
+        Some((host, port.unwrap_or(default_port(scheme))))
+    };
+    one.eq_ignore_ascii_case(other) || whole(one).is_some_and(|w| whole(other) == Some(w))
 }
 
 /// The port of a scheme where none is named.
@@ -93,6 +122,54 @@ mod tests {
         ] {
             let outcome = parse(bad);
             assert!(outcome.is_none(), "{bad:?} gave {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_on_is_what_was_judged() {
+        let settle = |text: &'static str, name: &str| {
+            settle(text, &Host::parse(name).unwrap(), 443).map(Cow::into_owned)
+        };
+        for (text, name, expected) in [
+            ("Api.Test", "api.test", "Api.Test"),
+            ("api.test:443", "api.test", "api.test:443"),
+            ("api.test.", "api.test", "api.test"),
+            ("api.test.:0443", "api.test", "api.test:443"),
+            ("ａｐｉ.test", "api.test", "api.test"),
+            ("a\u{ad}pi.test", "api.test", "api.test"),
+            ("bücher.test", "xn--bcher-kva.test", "xn--bcher-kva.test"),
+            ("XN--bcher-kva.test", "xn--bcher-kva.test", "XN--bcher-kva.test"),
+            ("0x0a.9.2055", "10.9.8.7", "10.9.8.7"),
+            ("[::ffff:10.9.8.7]:443", "10.9.8.7", "10.9.8.7:443"),
+            ("[2001:DB8::7]", "2001:db8::7", "[2001:DB8::7]"),
+            ("[2001:db8:0::7]:443", "2001:db8::7", "[2001:db8::7]:443"),
+        ] {
+            assert_eq!(settle(text, name).as_deref(), Some(expected), "{text}");
+        }
+        for (text, name) in [
+            ("api.test:444", "api.test"),
+            ("api.tést", "api.test"),
+            ("api.test..", "api.test"),
+            ("[2001:db8::7%25eth0]", "2001:db8::7"),
+            ("2001:db8::7", "2001:db8::7"),
+            ("x@api.test", "api.test"),
+            ("", "api.test"),
+        ] {
+            assert_eq!(settle(text, name), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn two_authorities_of_one_request_agree_in_meaning() {
+        for (one, other, expected) in [
+            ("a.test", "A.TEST:443", true),
+            ("a.test.", "a.test", true),
+            ("a.test:80", "a.test", false),
+            ("a.test", "b.test", false),
+            ("", "", true),
+            ("x@a.test", "a.test", false),
+        ] {
+            assert_eq!(agree(one, other, Scheme::Https), expected, "{one} {other}");
         }
     }
 

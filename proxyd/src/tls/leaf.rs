@@ -1,25 +1,40 @@
 //! Leaf certificates for intercepted hosts: bounded, single flight, renewed ahead of expiry.
 //!
 //! This process has one key pair for all leaves; the vault child issues the certificates. Each
-//! (host, protocols) has one server configuration with session tickets of its own, so a ticket
-//! never resumes under another name.
+//! (host, protocols) has one server configuration. Session tickets are a host's own, so one never
+//! resumes under another name, and outlive its certificate.
+//!
+//! A leaf ages in three steps. Fresh, it is served. Aging, it is served and renewed in the
+//! background, by whoever uses it or by [`Leaves::keep_fresh`], and nobody waits. Late, which only
+//! a clock that jumped or a vault that failed brings about, it is replaced before it is served.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use policies::Host;
 use rcgen::{KeyPair, PublicKeyData};
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
 use crate::vault::{Vault, VaultError};
 
 /// Life of a leaf certificate.
-const LEAF_LIFE_SECONDS: u64 = 7 * 24 * 3600;
+const LEAF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What is left of a leaf's life when its renewal begins, and when nobody gets it any more: a day
+/// and half a day of the usual week.
+const AGING_FRACTION: u32 = 7;
+const LATE_FRACTION: u32 = 14;
+/// A clock set back this far makes a leaf late: it might begin in the future.
+const CLOCK_BACK: Duration = Duration::from_secs(3600);
+/// How often the leaves that are in use are looked through, and how long a renewal that failed is
+/// not tried again.
+const LOOK: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_secs(30);
 /// Most hosts kept, at some 10 KiB each: a sandbox that walks through names must not fill memory.
 const HOSTS_MAX: usize = 1024;
 /// Most protocol lists kept for a host; there are two in practice.
@@ -36,6 +51,21 @@ pub enum LeafError {
     Key(String),
 }
 
+/// Tells the time since 1970. Tests bring their own.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
+
+impl Clock {
+    /// The system's.
+    pub fn system() -> Self {
+        Self(Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
+    }
+
+    pub fn now(&self) -> Duration {
+        (self.0)()
+    }
+}
+
 /// Issues and keeps leaf certificates. Clones share one cache.
 #[derive(Clone)]
 pub struct Leaves(Arc<Shared>);
@@ -45,36 +75,67 @@ struct Shared {
     provider: Arc<CryptoProvider>,
     key: Arc<dyn rustls::sign::SigningKey>,
     spki: Vec<u8>,
-    life: Duration,
+    clock: Clock,
     hosts: Mutex<Hosts>,
 }
 
+/// The cache. Who has to go is found by a second chance: in the order in which they came, the
+/// first that was not asked for since it was last passed over.
 #[derive(Default)]
 struct Hosts {
-    slots: HashMap<Host, (Arc<Slot>, u64)>,
-    /// Counts uses: the slot with the lowest number was not used for the longest time.
-    clock: u64,
+    slots: HashMap<Host, Arc<Slot>>,
+    order: VecDeque<Host>,
 }
 
-/// One host's place in the cache. Whoever has to issue holds the lock, everybody else waits for it
-/// instead of issuing too.
-#[derive(Default)]
-struct Slot(tokio::sync::Mutex<Option<Leaf>>);
+/// One host's place in the cache.
+struct Slot {
+    host: Host,
+    leaf: Mutex<Option<Arc<Leaf>>>,
+    /// Held by whoever has one issued; everybody else waits for it instead of asking too.
+    flight: tokio::sync::Mutex<()>,
+    tickets: Arc<dyn ProducesTickets>,
+    /// Asked for since its place in the cache was last questioned.
+    asked: AtomicBool,
+    /// Served since it was issued: worth a renewal.
+    served: AtomicBool,
+    /// A renewal is under way, or failed a moment ago.
+    renewing: AtomicBool,
+}
 
 struct Leaf {
     certified: Arc<CertifiedKey>,
-    not_after: SystemTime,
-    renew_at: SystemTime,
-    configs: Vec<(Vec<Vec<u8>>, Arc<ServerConfig>)>,
+    issued: Duration,
+    not_after: Duration,
+    configs: Mutex<Vec<(Vec<Vec<u8>>, Arc<ServerConfig>)>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    Fresh,
+    Aging,
+    Late,
+}
+
+impl Leaf {
+    fn age(&self, now: Duration) -> Age {
+        let whole = self.not_after.saturating_sub(self.issued);
+        let left = self.not_after.saturating_sub(now);
+        if now + CLOCK_BACK < self.issued || left < whole / LATE_FRACTION {
+            Age::Late
+        } else if left < whole / AGING_FRACTION {
+            Age::Aging
+        } else {
+            Age::Fresh
+        }
+    }
 }
 
 impl Leaves {
     pub fn new(vault: Vault) -> Result<Leaves, LeafError> {
-        Self::with_life(vault, Duration::from_secs(LEAF_LIFE_SECONDS))
+        Self::with_clock(vault, Clock::system())
     }
 
-    /// With another life than the usual one; the vault child bounds it from above.
-    pub fn with_life(vault: Vault, life: Duration) -> Result<Leaves, LeafError> {
+    fn with_clock(vault: Vault, clock: Clock) -> Result<Leaves, LeafError> {
         let key = |error: &dyn std::fmt::Display| LeafError::Key(error.to_string());
         let pair = KeyPair::generate().map_err(|error| key(&error))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -82,14 +143,9 @@ impl Leaves {
             .key_provider
             .load_private_key(PrivatePkcs8KeyDer::from(pair.serialize_der()).into())
             .map_err(|error| key(&error))?;
-        Ok(Leaves(Arc::new(Shared {
-            vault,
-            provider,
-            key: signing,
-            spki: pair.subject_public_key_info(),
-            life,
-            hosts: Mutex::default(),
-        })))
+        let spki = pair.subject_public_key_info();
+        let hosts = Mutex::default();
+        Ok(Leaves(Arc::new(Shared { vault, provider, key: signing, spki, clock, hosts })))
     }
 
     /// The server configuration for a connection to `host` that may speak `alpn`, in our order of
@@ -99,92 +155,199 @@ impl Leaves {
         host: &Host,
         alpn: &[&[u8]],
     ) -> Result<Arc<ServerConfig>, LeafError> {
-        let slot = self.slot(host);
-        let mut leaf = slot.0.lock().await;
-        let now = SystemTime::now();
-        if leaf.as_ref().is_none_or(|leaf| leaf.renew_at <= now) {
-            match self.0.issue(host, now).await {
-                Ok(new) => *leaf = Some(new),
-                // The old one still serves until its own end.
-                Err(_) if leaf.as_ref().is_some_and(|leaf| now < leaf.not_after) => {}
-                Err(error) => {
-                    *leaf = None;
-                    return Err(error);
-                }
+        let slot = self.0.slot(host)?;
+        let leaf = match slot.kept(self.0.clock.now()) {
+            Some((leaf, Age::Fresh)) => leaf,
+            Some((leaf, Age::Aging)) => {
+                self.renew(&slot);
+                leaf
             }
-        }
-        let leaf = leaf.as_mut().expect("issued above, or kept because it is there");
-        if let Some((_, config)) = leaf.configs.iter().find(|(known, _)| known == alpn) {
-            return Ok(config.clone());
-        }
-        let config = self.0.configure(leaf, host, alpn)?;
-        if leaf.configs.len() >= PROTOCOLS_MAX {
-            leaf.configs.clear();
-        }
-        leaf.configs.push((alpn.iter().map(|name| name.to_vec()).collect(), config.clone()));
-        Ok(config)
+            _ => self.0.replace(&slot, |age| age != Age::Late).await?,
+        };
+        slot.served.store(true, Ordering::Relaxed);
+        self.0.config(&slot, &leaf, alpn)
     }
 
-    fn slot(&self, host: &Host) -> Arc<Slot> {
-        let mut hosts = self.0.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        hosts.clock += 1;
-        let clock = hosts.clock;
-        if let Some((slot, used)) = hosts.slots.get_mut(host) {
-            *used = clock;
-            return slot.clone();
-        }
-        if hosts.slots.len() >= HOSTS_MAX
-            && let Some(oldest) =
-                hosts.slots.iter().min_by_key(|(_, (_, used))| *used).map(|(host, _)| host.clone())
+    /// Has the leaf of a host issued, if there is none, while its first client is still busy with
+    /// something else.
+    pub fn prefetch(&self, host: &Host) {
+        if let Ok(slot) = self.0.slot(host)
+            && !matches!(slot.kept(self.0.clock.now()), Some((_, Age::Fresh | Age::Aging)))
         {
-            hosts.slots.remove(&oldest);
+            self.renew(&slot);
         }
-        let slot = Arc::new(Slot::default());
-        hosts.slots.insert(host.clone(), (slot.clone(), clock));
-        slot
+    }
+
+    /// Renews, for as long as the daemon runs, what is in use before it is late, and forgets what
+    /// is not.
+    pub async fn keep_fresh(self) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            self.look().await;
+        }
+    }
+
+    async fn look(&self) {
+        let now = self.0.clock.now();
+        let old = |slot: &Arc<Slot>| slot.kept(now).is_some_and(|(_, age)| age != Age::Fresh);
+        let slots: Vec<_> = self.0.hosts().slots.values().filter(|s| old(s)).cloned().collect();
+        for slot in slots {
+            if !slot.served.load(Ordering::Relaxed) {
+                self.0.hosts().forget(&slot.host);
+            } else if let Err(error) = self.0.replace(&slot, |age| age == Age::Fresh).await {
+                tracing::warn!(%error, "a certificate is not renewed");
+            }
+        }
+    }
+
+    /// One renewal in the background at a time.
+    fn renew(&self, slot: &Arc<Slot>) {
+        if slot.renewing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (shared, slot) = (Arc::clone(&self.0), Arc::clone(slot));
+        tokio::spawn(async move {
+            if let Err(error) = shared.replace(&slot, |age| age == Age::Fresh).await {
+                tracing::warn!(%error, "a certificate is not renewed");
+                tokio::time::sleep(PAUSE).await;
+            }
+            slot.renewing.store(false, Ordering::Release);
+        });
+    }
+}
+
+impl Hosts {
+    /// Takes a slot in; the cache is never larger than its bound.
+    fn insert(&mut self, slot: Arc<Slot>) {
+        while self.slots.len() >= HOSTS_MAX
+            && let Some(host) = self.order.pop_front()
+        {
+            // One that was forgotten has only its place in the order left.
+            let Some(oldest) = self.slots.get(&host) else { continue };
+            if oldest.asked.swap(false, Ordering::Relaxed) {
+                self.order.push_back(host);
+            } else {
+                self.slots.remove(&host);
+            }
+        }
+        self.order.push_back(slot.host.clone());
+        self.slots.insert(slot.host.clone(), slot);
+    }
+
+    fn forget(&mut self, host: &Host) {
+        if self.slots.remove(host).is_some() {
+            self.order.retain(|other| other != host);
+        }
+    }
+}
+
+impl Slot {
+    /// What is kept and how old it is.
+    fn kept(&self, now: Duration) -> Option<(Arc<Leaf>, Age)> {
+        let leaf = lock(&self.leaf).clone()?;
+        let age = leaf.age(now);
+        Some((leaf, age))
     }
 }
 
 impl Shared {
-    async fn issue(&self, host: &Host, now: SystemTime) -> Result<Leaf, LeafError> {
-        let der = self
-            .vault
-            .issue_leaf(host, &self.spki, self.life.as_secs())
-            .await
-            .map_err(|source| LeafError::Issue { host: host.to_string(), source })?;
+    fn hosts(&self) -> MutexGuard<'_, Hosts> {
+        lock(&self.hosts)
+    }
+
+    fn slot(&self, host: &Host) -> Result<Arc<Slot>, LeafError> {
+        let mut hosts = self.hosts();
+        if let Some(slot) = hosts.slots.get(host) {
+            slot.asked.store(true, Ordering::Relaxed);
+            return Ok(Arc::clone(slot));
+        }
+        let slot = Arc::new(Slot {
+            host: host.clone(),
+            leaf: Mutex::default(),
+            flight: tokio::sync::Mutex::default(),
+            tickets: rustls::crypto::aws_lc_rs::Ticketer::new()
+                .map_err(|error| unusable(host, &error))?,
+            asked: AtomicBool::new(false),
+            served: AtomicBool::new(false),
+            renewing: AtomicBool::new(false),
+        });
+        hosts.insert(Arc::clone(&slot));
+        Ok(slot)
+    }
+
+    /// A leaf whose age is `good`: the kept one, or one that is issued now. When none can be
+    /// issued, the kept one serves until its own end.
+    async fn replace(&self, slot: &Slot, good: fn(Age) -> bool) -> Result<Arc<Leaf>, LeafError> {
+        let _flight = slot.flight.lock().await;
+        let now = self.clock.now();
+        let kept = match slot.kept(now) {
+            Some((leaf, age)) if good(age) => return Ok(leaf),
+            Some((leaf, _)) => Some(leaf),
+            None => None,
+        };
+        match self.issue(&slot.host, now).await {
+            Ok(leaf) => {
+                let leaf = Arc::new(leaf);
+                slot.served.store(false, Ordering::Relaxed);
+                *lock(&slot.leaf) = Some(Arc::clone(&leaf));
+                Ok(leaf)
+            }
+            Err(error) => {
+                let alive = kept.filter(|leaf| now + CLOCK_BACK > leaf.issued);
+                alive.filter(|leaf| now < leaf.not_after).ok_or(error)
+            }
+        }
+    }
+
+    async fn issue(&self, host: &Host, now: Duration) -> Result<Leaf, LeafError> {
+        let (der, not_after) =
+            self.vault
+                .issue_leaf(host, &self.spki, LEAF_LIFE.as_secs())
+                .await
+                .map_err(|source| LeafError::Issue { host: host.to_string(), source })?;
         let certified = CertifiedKey::new(vec![CertificateDer::from(der)], self.key.clone());
-        // Certificates count in whole seconds; the one begun now is no longer ours.
-        let whole = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let not_after = UNIX_EPOCH + Duration::from_secs(whole) + self.life;
         Ok(Leaf {
             certified: Arc::new(certified),
-            not_after,
-            // A seventh of its life ahead: a day of the usual week.
-            renew_at: not_after - self.life / 7,
-            configs: Vec::new(),
+            issued: now,
+            not_after: Duration::from_secs(not_after),
+            configs: Mutex::default(),
         })
     }
 
-    fn configure(
+    fn config(
         &self,
+        slot: &Slot,
         leaf: &Leaf,
-        host: &Host,
         alpn: &[&[u8]],
     ) -> Result<Arc<ServerConfig>, LeafError> {
-        let unusable = |error: rustls::Error| LeafError::Unusable {
-            host: host.to_string(),
-            reason: error.to_string(),
-        };
+        let mut configs = lock(&leaf.configs);
+        if let Some((_, config)) = configs.iter().find(|(known, _)| known == alpn) {
+            return Ok(config.clone());
+        }
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(unusable)?
+            .map_err(|error| unusable(&slot.host, &error))?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(One(leaf.certified.clone())));
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(unusable)?;
-        Ok(Arc::new(config))
+        config.ticketer = Arc::clone(&slot.tickets);
+        let config = Arc::new(config);
+        if configs.len() >= PROTOCOLS_MAX {
+            configs.clear();
+        }
+        configs.push((config.alpn_protocols.clone(), Arc::clone(&config)));
+        Ok(config)
     }
+}
+
+fn unusable(host: &Host, error: &rustls::Error) -> LeafError {
+    LeafError::Unusable { host: host.to_string(), reason: error.to_string() }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while holding one of these in the middle of a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Always the same certificate: which one fits was decided by the connection's address.
@@ -203,77 +366,4 @@ impl std::fmt::Debug for One {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vault::tests::in_process;
-    use std::time::Instant;
-
-    const H2: &[&[u8]] = &[b"h2", b"http/1.1"];
-    const H1: &[&[u8]] = &[b"http/1.1"];
-
-    fn host(text: &str) -> Host {
-        Host::parse(text).unwrap()
-    }
-
-    async fn certificate(leaves: &Leaves, name: &str) -> Vec<u8> {
-        let slot = leaves.slot(&host(name));
-        let leaf = slot.0.lock().await;
-        leaf.as_ref().unwrap().certified.cert[0].to_vec()
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_hundred_connections_at_once_issue_one_certificate() {
-        let dir = tempfile::tempdir().unwrap();
-        let leaves = Leaves::new(in_process(dir.path())).unwrap();
-        let tasks: Vec<_> = (0..100)
-            .map(|_| {
-                let leaves = leaves.clone();
-                tokio::spawn(async move { leaves.server_config(&host("a.example"), H2).await })
-            })
-            .collect();
-
-        let mut configs = Vec::new();
-        for task in tasks {
-            configs.push(task.await.unwrap().unwrap());
-        }
-        let other = leaves.server_config(&host("a.example"), H1).await.unwrap();
-
-        assert!(configs.iter().all(|config| Arc::ptr_eq(config, &configs[0])));
-        assert_eq!(other.alpn_protocols, [b"http/1.1"]);
-        assert!(!Arc::ptr_eq(&other, &configs[0]));
-    }
-
-    #[tokio::test]
-    async fn a_leaf_is_renewed_before_it_expires() {
-        let dir = tempfile::tempdir().unwrap();
-        let vault = in_process(dir.path());
-        let leaves = Leaves::with_life(vault, Duration::from_secs(2)).unwrap();
-        leaves.server_config(&host("a.example"), H2).await.unwrap();
-        let (first, begun) = (certificate(&leaves, "a.example").await, Instant::now());
-
-        loop {
-            leaves.server_config(&host("a.example"), H2).await.unwrap();
-            if certificate(&leaves, "a.example").await != first {
-                break;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(2), "an expired leaf was served");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    #[tokio::test]
-    async fn the_cache_is_bounded_and_keeps_what_is_used() {
-        let dir = tempfile::tempdir().unwrap();
-        let leaves = Leaves::new(in_process(dir.path())).unwrap();
-        let busy = leaves.server_config(&host("busy.example"), H1).await.unwrap();
-        for i in 0..HOSTS_MAX + 10 {
-            leaves.slot(&host(&format!("n{i}.example")));
-            leaves.slot(&host("busy.example"));
-        }
-
-        let again = leaves.server_config(&host("busy.example"), H1).await.unwrap();
-
-        assert!(Arc::ptr_eq(&busy, &again));
-        assert_eq!(leaves.0.hosts.lock().unwrap().slots.len(), HOSTS_MAX);
-    }
-}
+mod tests;

@@ -114,6 +114,8 @@ struct Child {
     authorities: Vec<Authority>,
     key_source: &'static str,
     notes: Vec<String>,
+    /// Seconds since 1970, for what is issued.
+    clock: Box<dyn Fn() -> u64 + Send>,
 }
 
 impl Child {
@@ -138,7 +140,7 @@ impl Child {
         if !store.keys_are_locked() {
             notes.push("the vault's keys can be swapped out: the memory-lock limit is 0".into());
         }
-        Ok(Self { store, authorities, key_source, notes })
+        Ok(Self { store, authorities, key_source, notes, clock: Box::new(now_unsigned) })
     }
 
     fn facts(&self) -> Reply {
@@ -178,10 +180,12 @@ impl Child {
                 let host = Host::parse(&host)
                     .map_err(|error| VaultError::Invalid(format!("{host:?}: {error}")))?;
                 let life = life_seconds.min(LEAF_LIFE_SECONDS_MAX);
-                let der = self.authorities[0]
-                    .issue(&host, one(parts)?.expose_secret(), life, now_unsigned())
+                let (authority, now) = (&self.authorities[0], (self.clock)());
+                let der = authority
+                    .issue(&host, one(parts)?.expose_secret(), life, now)
                     .map_err(VaultError::Failed)?;
-                Ok((Reply::Done, vec![Secret::new(der)]))
+                let not_after = authority.leaf_end(life, now);
+                Ok((Reply::Leaf { not_after }, vec![Secret::new(der)]))
             }
         }
     }
@@ -266,7 +270,7 @@ fn load_authorities(store: &Store) -> Result<Vec<Authority>, VaultError> {
     Ok(authorities)
 }
 
-fn now_unsigned() -> u64 {
+pub(super) fn now_unsigned() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -277,8 +281,13 @@ fn now() -> i64 {
 /// The child's work on a thread of the test's own process, for tests of what asks it. The process
 /// itself, with its confinement, is tested from outside.
 #[cfg(test)]
-pub(super) fn serve_in_test(socket: UnixStream, directory: &Path) {
+pub(super) fn serve_in_test(
+    socket: UnixStream,
+    directory: &Path,
+    clock: impl Fn() -> u64 + Send + 'static,
+) {
     let material = Material::Key(Zeroizing::new(vec![7; 32]));
-    let child = Child::open_store(directory, &material, "key-file").unwrap();
+    let mut child = Child::open_store(directory, &material, "key-file").unwrap();
+    child.clock = Box::new(clock);
     std::thread::spawn(move || serve(socket, child));
 }

@@ -279,17 +279,18 @@ impl Vault {
     }
 
     /// Has the child issue a leaf certificate for `host` over the public key `spki` (DER), valid
-    /// for at most `life_seconds`. Returns DER.
+    /// for at most `life_seconds`. Returns DER and its end, in seconds since 1970.
     pub async fn issue_leaf(
         &self,
         host: &Host,
         spki: &[u8],
         life_seconds: u64,
-    ) -> Result<Vec<u8>, VaultError> {
+    ) -> Result<(Vec<u8>, u64), VaultError> {
         let request = Request::Leaf { host: host.to_string(), life_seconds };
-        let (_, parts) = self.connection.ask(&request, &[Secret::concat(&[spki])]).await?;
-        match parts.as_slice() {
-            [certificate] => Ok(certificate.expose_secret().to_vec()),
+        match self.connection.ask(&request, &[Secret::concat(&[spki])]).await? {
+            (Reply::Leaf { not_after }, parts) if parts.len() == 1 => {
+                Ok((parts[0].expose_secret().to_vec(), not_after))
+            }
             _ => Err(unexpected()),
         }
     }

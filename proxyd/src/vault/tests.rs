@@ -10,8 +10,13 @@ pub(crate) const CANARY: &str = "SECRET-CANARY-7f3a9b2c";
 
 /// A vault served by a thread, attached to the calling runtime.
 pub(crate) fn in_process(directory: &Path) -> Vault {
+    in_process_by(directory, child::now_unsigned)
+}
+
+/// The same, with a clock of the test's own for what it issues.
+pub(crate) fn in_process_by(directory: &Path, clock: impl Fn() -> u64 + Send + 'static) -> Vault {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    child::serve_in_test(theirs, directory);
+    child::serve_in_test(theirs, directory, clock);
     let (connection, first) = Connection::served(ours);
     let (vault, _) = Vault::opened(connection, first).unwrap();
     vault.attach().unwrap();
@@ -116,7 +121,7 @@ async fn every_question_fails_once_the_child_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let end = theirs.try_clone().unwrap();
-    child::serve_in_test(theirs, dir.path());
+    child::serve_in_test(theirs, dir.path(), child::now_unsigned);
     let (connection, first) = Connection::served(ours);
     let (vault, _) = Vault::opened(connection, first).unwrap();
     vault.attach().unwrap();

@@ -33,7 +33,7 @@ pub enum Request {
     List,
     /// → [`Reply::Done`].
     Remove { name: String },
-    /// Part: the public key, DER. → [`Reply::Done`] with the certificate, DER.
+    /// Part: the public key, DER. → [`Reply::Leaf`] with the certificate, DER.
     Leaf { host: String, life_seconds: u64 },
 }
 
@@ -62,6 +62,10 @@ pub enum Reply {
         notes: Vec<String>,
     },
     Done,
+    Leaf {
+        /// The certificate's end, in seconds since 1970.
+        not_after: u64,
+    },
     Text {
         text: String,
     },
