@@ -251,6 +251,49 @@ fn every_key_of_a_policy_file_is_in_its_man_page() {
     assert_none("keys that policy.5.md does not name", &bad);
 }
 
+/// The part of a file that is compiled for tests only.
+fn test_code<'a>(file: &str, text: &'a str) -> &'a str {
+    let whole =
+        file.starts_with("tests/") || file.contains("/tests/") || file.ends_with("tests.rs");
+    let start = if whole { Some(0) } else { text.find("#[cfg(test)]\nmod tests") };
+    start.map_or("", |start| &text[start..])
+}
+
+#[test]
+fn rust_tests_start_no_program_that_only_some_hosts_have() {
+    // Written in pieces, so that this file does not find itself. What they did is the intruder's
+    // work (tests/intruder), or that of a suite in tests/peers.
+    let absent = [
+        ["pyth", "on3"].concat(),
+        ["open", "ssl"].concat(),
+        ["set", "priv"].concat(),
+        ["set", "sid "].concat(),
+        ["un", "share -"].concat(),
+        ["ns", "enter"].concat(),
+        ["ip li", "nk "].concat(),
+    ];
+    // Beside cargo and the programs under test; the shell is what a sandbox itself needs.
+    let started = ["curl", "echo", "git", "sh", "sleep", "/bin/bash", "/bin/true"];
+    let mut bad = Vec::new();
+    let mut tests = 0;
+    for (file, text) in rust() {
+        let code = test_code(&file, &text);
+        tests += code.matches("#[test]").count() + code.matches("#[tokio::test").count();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let named =
+                line.split_once("Command::new(\"").and_then(|(_, rest)| rest.split_once('"'));
+            let other =
+                named.is_some_and(|(n, _)| !started.contains(&n) && !n.starts_with("/proc/"));
+            if other || absent.iter().any(|word| line.contains(word.as_str())) {
+                bad.push(format!("{file}: {}", line.trim()));
+            }
+        }
+    }
+
+    assert!(tests > 100, "only {tests} tests were looked at");
+    assert_none("programs that a host may lack", &bad);
+}
+
 #[test]
 fn nothing_names_a_public_registry_or_a_private_machine() {
     // Written in pieces, so that this file does not find itself.

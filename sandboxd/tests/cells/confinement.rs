@@ -4,7 +4,7 @@ use policies::SandboxTable;
 use sandboxd::probe;
 use sandboxd::zygote::Identities;
 
-use super::support::{Place, command, run, start, within};
+use super::support::{Place, command, program_files, run, start, within};
 
 #[tokio::test]
 async fn the_file_tree_is_the_sandboxes_own() {
@@ -257,7 +257,7 @@ async fn proxyds_certificates_follow_the_roots_and_cannot_be_changed() {
     }
 
     for ca in ["first\n", "second, longer\n", "third\n"] {
-        cell.trust(ca).await.unwrap();
+        cell.trust(ca, "own\n").await.unwrap();
 
         for path in &paths {
             let bundle = run(&cell, &format!("cat {path}")).await.output;
@@ -265,7 +265,8 @@ async fn proxyds_certificates_follow_the_roots_and_cannot_be_changed() {
             let write = run(&cell, &format!("chmod 777 {path}; echo x >{path}")).await;
             assert_ne!(write.exit.code, Some(0), "{path}");
         }
-        assert_eq!(run(&cell, "cat /etc/ssl/cleanhands-ca.pem").await.output, ca.trim());
+        let added = run(&cell, "cat /etc/ssl/cleanhands-ca.pem").await.output;
+        assert_eq!(added, format!("{ca}own"));
     }
 }
 
@@ -323,12 +324,7 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
     let place = Place::new();
     let image = tempfile::tempdir().unwrap();
     // bash and what it needs, at the places where the loader looks for them.
-    let mut bash = std::process::Command::new("/bin/bash");
-    // Makes the loader name them instead of starting it, see ld.so(8).
-    let needed = bash.env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
-    let needed = String::from_utf8(needed.stdout).unwrap();
-    let paths = needed.split_whitespace().filter(|word| word.starts_with('/'));
-    for path in paths.chain(["/bin/bash"]) {
+    for path in program_files("/bin/bash") {
         let copy = image.path().join(path.trim_start_matches('/'));
         std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
         std::fs::copy(path, copy).unwrap();
@@ -350,7 +346,7 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
     let plan = place.plan_of(&SandboxTable { root, ..SandboxTable::default() });
 
     let cell = place.zygote.make_cell(&plan).await.unwrap();
-    cell.trust("OURS").await.unwrap();
+    cell.trust("OURS", "").await.unwrap();
     let ran = run(&cell, "echo $(</etc/os-release); echo /bin/*; [ -e /usr/bin/env ]").await;
     let bundle = run(&cell, "echo \"$(</etc/ssl/cleanhands-bundle.pem)\"").await;
 

@@ -112,6 +112,16 @@ pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// A program of the host's and the files that the loader needs to start it.
+pub fn program_files(program: &str) -> Vec<String> {
+    let mut loader = std::process::Command::new(program);
+    // Makes the loader name them instead of starting it, see ld.so(8).
+    let named = loader.env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
+    let named = String::from_utf8(named.stdout).unwrap();
+    let files = named.split_whitespace().filter(|word| word.starts_with('/'));
+    files.chain([program]).map(str::to_owned).collect()
+}
+
 /// The host's processes whose command line contains `mark`.
 pub fn processes(mark: &str) -> Vec<String> {
     let mut found = Vec::new();

@@ -35,11 +35,8 @@ fn open(path: &Path, mode: u32) {
 fn image() -> tempfile::TempDir {
     let image = tempfile::tempdir().unwrap();
     for program in ["/bin/bash", "/usr/bin/sha256sum"] {
-        let needed = std::process::Command::new("ldd").arg(program).output().unwrap();
-        let needed = String::from_utf8(needed.stdout).unwrap();
-        let paths = needed.split_whitespace().filter(|word| word.starts_with('/'));
-        for path in paths.chain([program]) {
-            copy(image.path(), Path::new(path), std::fs::read(path).unwrap());
+        for path in program_files(program) {
+            copy(image.path(), Path::new(&path), std::fs::read(&path).unwrap());
         }
     }
     for path in STORES {

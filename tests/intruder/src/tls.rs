@@ -1,4 +1,4 @@
-//! TLS as a client speaks it, with the roots that the sandbox shows, and with any name in the hello.
+//! TLS as a client speaks it: with the roots that the sandbox shows, and any name in the hello.
 
 use std::io::{Error, Result, Write};
 use std::net::TcpStream;
