@@ -6,13 +6,21 @@
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use http::Uri;
 use ipc::layout::Layout;
 use serde::Deserialize;
 
+use crate::context::Profile;
+use crate::model::Price;
+
 /// Tokens an answer may have where the configuration does not say.
 const MAX_TOKENS: u32 = 8192;
+
+/// A stream that is silent for so long has stalled. Servers send pings far more often; a local
+/// model that reads a long prompt may not.
+const STALL: Duration = Duration::from_secs(300);
 
 /// Levels of the log, the most silent first.
 const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
@@ -57,12 +65,34 @@ pub struct ModelConfig {
     /// The provider's name of the model; none: the name the agent uses.
     pub model: Option<String>,
     pub max_tokens: u32,
+    /// How long its stream may be silent.
+    pub stall: Duration,
+    /// What it is shown of a session that says nothing else.
+    pub context: Profile,
+    /// What its tokens cost; without one a session with a budget cannot use it.
+    pub price: Option<Price>,
+}
+
+impl ModelConfig {
+    /// A model with everything else as it is by default.
+    pub fn new(provider: Provider) -> Self {
+        Self {
+            provider,
+            model: None,
+            max_tokens: MAX_TOKENS,
+            stall: STALL,
+            context: Profile::WholeLog,
+            price: None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Provider {
     /// A server of the Messages API; the address ends with `/v1/messages`.
     Messages { endpoint: Uri, temperature: Option<f64> },
+    /// A server of OpenAI's chat completions; the address ends with `/chat/completions`.
+    Chat { endpoint: Uri, temperature: Option<f64> },
     /// A file that says what the model says.
     Scripted { script: PathBuf },
 }
@@ -100,6 +130,19 @@ struct RawModel {
     max_tokens: Option<u32>,
     temperature: Option<f64>,
     script: Option<PathBuf>,
+    stall_seconds: Option<u64>,
+    context: Option<String>,
+    price_usd_per_million: Option<RawPrice>,
+}
+
+/// In US dollars for a million tokens.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RawPrice {
+    input: f64,
+    output: f64,
+    cache_write: Option<f64>,
+    cache_read: Option<f64>,
 }
 
 impl Config {
@@ -165,8 +208,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 fn default_models() -> BTreeMap<String, ModelConfig> {
     let endpoint = Uri::from_static("https://api.anthropic.com/v1/messages");
     let provider = Provider::Messages { endpoint, temperature: None };
-    let model = ModelConfig { provider, model: None, max_tokens: MAX_TOKENS };
-    BTreeMap::from([("*".to_owned(), model)])
+    BTreeMap::from([("*".to_owned(), ModelConfig::new(provider))])
 }
 
 impl RawModel {
@@ -175,30 +217,64 @@ impl RawModel {
         if max_tokens == 0 {
             return Err("max-tokens must be at least 1".to_owned());
         }
+        let temperature = self.temperature;
         let provider = match (self.provider.as_str(), self.url, self.script) {
             ("messages", Some(url), None) => {
-                Provider::Messages { endpoint: endpoint(&url)?, temperature: self.temperature }
+                Provider::Messages { endpoint: endpoint(&url, "/messages")?, temperature }
             }
-            ("messages", None, _) => return Err("provider \"messages\" needs a url".to_owned()),
-            ("messages", _, Some(_)) => return Err("only \"scripted\" has a script".to_owned()),
+            ("chat-completions", Some(url), None) => {
+                Provider::Chat { endpoint: endpoint(&url, "/chat/completions")?, temperature }
+            }
+            (name @ ("messages" | "chat-completions"), None, _) => {
+                return Err(format!("provider {name:?} needs a url"));
+            }
+            ("messages" | "chat-completions", _, Some(_)) => {
+                return Err("only \"scripted\" has a script".to_owned());
+            }
             ("scripted", None, Some(script)) => Provider::Scripted { script },
             ("scripted", _, None) => return Err("provider \"scripted\" needs a script".to_owned()),
             ("scripted", Some(_), _) => return Err("\"scripted\" has no url".to_owned()),
             (other, ..) => {
-                let known = "messages, scripted";
+                let known = "messages, chat-completions, scripted";
                 return Err(format!("unknown provider {other:?}: there are {known}"));
             }
         };
-        Ok(ModelConfig { provider, model: self.model, max_tokens })
+        let stall = match self.stall_seconds {
+            Some(0) => return Err("stall-seconds must be at least 1".to_owned()),
+            Some(seconds) => Duration::from_secs(seconds.min(24 * 3600)),
+            None => STALL,
+        };
+        let context = match self.context {
+            Some(name) => name.parse().map_err(|e: crate::context::ProfileError| e.to_string())?,
+            None => Profile::WholeLog,
+        };
+        let price = self.price_usd_per_million.map(RawPrice::check).transpose()?;
+        Ok(ModelConfig { provider, model: self.model, max_tokens, stall, context, price })
     }
 }
 
-fn endpoint(url: &str) -> Result<Uri, String> {
+impl RawPrice {
+    fn check(self) -> Result<Price, String> {
+        let Self { input, output, cache_write, cache_read } = self;
+        // As the usual providers price what is kept for five minutes.
+        let cache = [cache_write.unwrap_or(input * 1.25), cache_read.unwrap_or(input * 0.1)];
+        for price in [input, output, cache[0], cache[1]] {
+            if !(0.0..=1_000_000.0).contains(&price) {
+                return Err(format!("price-usd-per-million: {price} is not a price"));
+            }
+        }
+        Ok(Price::of_million(input, output, cache[0], cache[1]))
+    }
+}
+
+fn endpoint(url: &str, call: &str) -> Result<Uri, String> {
     let url = url.trim_end_matches('/');
-    let url = url.strip_suffix("/v1").unwrap_or(url);
-    let text = match url.ends_with("/v1/messages") {
-        true => url.to_owned(),
-        false => format!("{url}/v1/messages"),
+    let base = url.strip_suffix(call).unwrap_or(url);
+    let text = match base.ends_with("/v1") {
+        true => format!("{base}{call}"),
+        // Some servers have their own way before the last part: it is then given in full.
+        false if base != url => url.to_owned(),
+        false => format!("{base}/v1{call}"),
     };
     let uri: Uri = text.parse().map_err(|e| format!("url {url:?}: {e}"))?;
     let named = uri.authority().is_some_and(|a| !a.as_str().contains('@'));
@@ -225,14 +301,19 @@ mod tests {
     #[test]
     fn endpoints_take_every_usual_form_of_address() {
         for url in ["https://h", "https://h/", "https://h/v1", "https://h/v1/messages"] {
-            let uri = endpoint(url).unwrap();
+            let uri = endpoint(url, "/messages").unwrap();
             assert_eq!(uri.to_string(), "https://h/v1/messages", "{url}");
         }
-        assert_eq!(endpoint("http://h:1/a").unwrap().to_string(), "http://h:1/a/v1/messages");
+        let chat = |url| endpoint(url, "/chat/completions").unwrap().to_string();
+        assert_eq!(chat("http://h:1/a"), "http://h:1/a/v1/chat/completions");
+        assert_eq!(chat("https://h/x/v1/"), "https://h/x/v1/chat/completions");
+        assert_eq!(chat("https://h/x/chat/completions"), "https://h/x/chat/completions");
         for bad in ["h", "ftp://h", "https://", "https://u:p@h", "https://h/?x=1"] {
-            assert!(endpoint(bad).is_err(), "{bad} was accepted");
+            assert!(endpoint(bad, "/messages").is_err(), "{bad} was accepted");
         }
     }
+
+    const MESSAGES: &str = "[models.a]\nprovider = \"messages\"\nurl = \"https://h\"\n";
 
     #[test]
     fn a_table_of_models_is_read_and_its_mistakes_are_named() {
@@ -244,16 +325,32 @@ mod tests {
         assert_eq!(good.default_environment, "demo");
         assert!(matches!(good.models["*"].provider, Provider::Scripted { .. }));
 
-        let cases = [
+        let priced = format!(
+            "{MESSAGES}context = \"last-n:7\"\nstall-seconds = 9\n\
+             price-usd-per-million = {{ input = 3.0, output = 15.0 }}\n"
+        );
+        let model = &load(&priced).unwrap().models["a"];
+        assert_eq!(model.context, Profile::LastN { steps: 7 });
+        assert_eq!(model.stall, Duration::from_secs(9));
+        assert_eq!(model.price, Some(Price::of_million(3.0, 15.0, 3.75, 0.3)));
+
+        let cases: &[(&str, &str)] = &[
             ("modles = 1\n", "unknown field `modles`"),
             ("log = \"loud\"\n", "log level \"loud\" is unknown"),
             ("[models.a]\nprovider = \"x\"\n", "unknown provider \"x\""),
             ("[models.a]\nprovider = \"messages\"\n", "needs a url"),
             ("[models.a]\nprovider = \"scripted\"\n", "needs a script"),
+            ("[models.a]\nprovider = \"chat-completions\"\n", "needs a url"),
+            (&format!("{MESSAGES}context = \"some\"\n"), "no context profile \"some\""),
+            (&format!("{MESSAGES}stall-seconds = 0\n"), "stall-seconds must be"),
+            (
+                &format!("{MESSAGES}price-usd-per-million = {{ input = -1.0, output = 1.0 }}\n"),
+                "is not a price",
+            ),
         ];
         for (text, expected) in cases {
             let error = load(text).unwrap_err();
-            assert!(error.contains(expected), "{text}: {error}");
+            assert!(error.contains(*expected), "{text}: {error}");
         }
     }
 }

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipc::fault::{Code, Fault};
-use ipc::http::Client;
 use ipc::id::SessionId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::hands::{Hand, Scrub};
+use crate::fold;
+use crate::hands::{Hand, Proxyd, Scrub};
 use crate::log::objects::NewObject;
 use crate::log::{Body, Event, Guard, Log, LogError, NewEvent, Ownership, Status, Tombstone};
 use crate::model::Models;
@@ -38,7 +38,7 @@ pub(crate) struct Parts {
     pub models: Models,
     pub hand: Box<dyn Hand>,
     pub scrub: Scrub,
-    pub proxyd: Client,
+    pub proxyd: Arc<dyn Proxyd>,
     pub previews: live::Previews,
     pub stop: CancellationToken,
 }
@@ -63,10 +63,10 @@ impl Engine {
         log: Log,
         models: Models,
         hand: Box<dyn Hand>,
-        proxyd: Client,
+        proxyd: Arc<dyn Proxyd>,
         stop: CancellationToken,
     ) -> Self {
-        let scrub = Scrub::new(proxyd.clone());
+        let scrub = Scrub::new(Arc::clone(&proxyd));
         let previews = live::Previews::default();
         let parts = Parts { log, models, hand, scrub, proxyd, previews, stop };
         Self { parts: Arc::new(parts), runs: Arc::default() }
@@ -133,8 +133,7 @@ impl Engine {
     /// Removes a session, its sandboxes and its workspace. Refused while it runs.
     pub async fn delete(&self, session: &SessionId, by: &str) -> Result<Tombstone, Fault> {
         let _ownership = self.take_quiet(session).await?;
-        let events = self.parts.log.all(session).await?;
-        if events.iter().any(|event| matches!(event.body, Body::ToolStarted { .. })) {
+        if fold::load(&self.parts.log, session).await?.used_sandbox {
             self.parts.hand.forget(session).await?;
         }
         Ok(self.parts.log.delete(session, by).await?)
@@ -148,6 +147,7 @@ impl Engine {
                 Err(error) => tracing::error!(%error, "cannot look for sessions to wake"),
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(SWEEP_PERIOD) => {}
                 () = self.parts.stop.cancelled() => return,
             }
@@ -208,6 +208,7 @@ impl Engine {
                 return Ok(Some(ownership));
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(OWNED_PERIOD) => {}
                 () = self.parts.stop.cancelled() => return Err(WakeError::Stopped),
             }

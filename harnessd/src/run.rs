@@ -188,7 +188,7 @@ async fn serve(
     let egress = Egress::new(layout.proxyd_lease(), layout.proxyd_egress(), MODEL_ENVIRONMENT);
     let models = Models::new(config.models.clone(), scripts, egress);
     let hand = Box::new(SandboxHand::new(Client::new(layout.sandboxd())));
-    let proxyd = Client::new(layout.proxyd());
+    let proxyd = Arc::new(Client::new(layout.proxyd()));
     let engine = Engine::new(log, models, hand, proxyd, stop.clone());
     let state = api::ApiState::new(
         engine.clone(),

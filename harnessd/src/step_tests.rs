@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::log::{
-    Agent, CallOutcome, Created, ErrorKind, Failure, ToolResult, event::new_event_id,
+    Agent, Body, CallOutcome, Created, ErrorKind, Event, Failure, RequestEnded, ToolResult,
+    ToolUse, event::new_event_id,
 };
 
 /// A log under construction; ids are chosen by the test.
@@ -32,8 +33,13 @@ impl Script {
             tools: Vec::new(),
             snapshot: serde_json::Value::Null,
         };
-        let created =
-            Created { owner: "uid:1".into(), policy: "dev".into(), workspace: None, agent };
+        let created = Created {
+            owner: "uid:1".into(),
+            policy: "dev".into(),
+            workspace: None,
+            agent,
+            budget_cents: None,
+        };
         Self::default().and(Body::SessionCreated(created))
     }
 
@@ -55,7 +61,7 @@ impl Script {
     }
 
     fn next(&self) -> Step {
-        next_step(&self.0)
+        next_step(&State::of(&self.0))
     }
 }
 
@@ -64,22 +70,16 @@ fn message() -> Body {
 }
 
 fn started() -> Body {
-    Body::ModelRequestStarted { model: "m".into(), profile: "whole-log/1".into() }
+    Body::ModelRequestStarted {
+        model: "m".into(),
+        profile: "whole-log/1".into(),
+        from: 0,
+        summary: false,
+    }
 }
 
 fn answer(reason: &str) -> RequestEnded {
-    RequestEnded {
-        request: "r1".into(),
-        failure: None,
-        model: None,
-        message: None,
-        stop_reason: Some(reason.into()),
-        stop_details: None,
-        cut: false,
-        usage: Usage::default(),
-        first_token_ms: None,
-        duration_ms: 1,
-    }
+    RequestEnded { stop_reason: Some(reason.into()), duration_ms: 1, ..RequestEnded::new("r1") }
 }
 
 fn ended(request: &str, reason: &str) -> Body {
@@ -88,7 +88,8 @@ fn ended(request: &str, reason: &str) -> Body {
 
 fn failed(retryable: bool, retry_after_ms: Option<u64>) -> Body {
     let message = "overloaded".to_owned();
-    let failure = Failure { error: ErrorKind::ModelOverloaded, message, retryable, retry_after_ms };
+    let failure = Failure::new(ErrorKind::ModelOverloaded, message, retryable);
+    let failure = Failure { retry_after_ms, ..failure };
     Body::ModelRequestEnded(RequestEnded { failure: Some(failure), ..answer("") })
 }
 
@@ -140,6 +141,7 @@ fn names(step: Step) -> (&'static str, Vec<String>) {
             StopReason::EndTurn => ("finish", vec![]),
             StopReason::RetriesExhausted => ("exhausted", vec![]),
             StopReason::Refusal => ("refusal", vec![]),
+            StopReason::BudgetReached => ("budget", vec![]),
             StopReason::RequiresAction { .. } => ("never", vec![]),
         },
     }
@@ -295,7 +297,7 @@ fn no_prefix_of_a_log_asks_the_model_while_a_call_has_no_result() {
         let open = prefix.iter().filter(|e| matches!(e.body, Body::ToolUse(_))).count();
         let done = prefix.iter().filter(|e| matches!(e.body, Body::ToolResult(_))).count();
         if open > done {
-            let step = next_step(prefix);
+            let step = next_step(&State::of(prefix));
             assert!(
                 !matches!(step, Step::CallModel { .. } | Step::Finish { .. }),
                 "{end}: {step:?}"

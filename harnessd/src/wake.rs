@@ -11,16 +11,20 @@ use std::time::Instant;
 use ipc::id::SessionId;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::Profile;
+use crate::context::{self, Profile};
 use crate::engine::Parts;
+use crate::fold;
 use crate::log::{
-    Body, CallOutcome, Chain, Created, ErrorKind, Event, Failure, Guard, LogError, NewEvent, Note,
-    Ownership, RequestEnded, Retry, StopReason, Tool, ToolResult, Usage,
+    Agent, Body, CallOutcome, Chain, Created, ErrorKind, Event, Failure, Guard, LogError, NewEvent,
+    Note, Ownership, RequestEnded, Retry, StopReason, Tool, ToolResult,
 };
+use crate::state::State;
 use crate::step::{self, PendingCall, Step, next_step};
 
 mod answer;
+mod summary;
 mod tools;
+mod window;
 
 /// Why a run ended before the session was idle.
 #[derive(Debug, thiserror::Error)]
@@ -37,28 +41,52 @@ pub(crate) struct Run {
     parts: Arc<Parts>,
     session: SessionId,
     fence: u64,
-    /// The whole log, as far as it was read.
-    events: Vec<Event>,
+    /// The log, folded as far as it was read.
+    state: State,
+    /// The event at which the state was last stored.
+    stored_at: u64,
+    created: Created,
+    /// Whose session it is here; one that was imported may have been somebody else's before.
+    owner: String,
+    /// The agent in force.
+    agent: Agent,
+    /// What the model is shown, once it was asked.
+    window: Option<window::Window>,
     /// The log says that nothing is left to do.
     settled: bool,
-    profile: Profile,
     _ownership: Ownership,
 }
 
 /// Runs a session that this process owns until it is idle.
 pub(crate) async fn wake(parts: Arc<Parts>, ownership: Ownership) -> Result<(), WakeError> {
     let session = ownership.session().clone();
-    let events = parts.log.all(&session).await?;
+    let owner = parts.log.chain(&session).await?.owner;
+    let state = fold::load(&parts.log, &session).await?;
+    let no_session = || LogError::NoSession(session.clone());
+    let first = parts.log.event(&session, 1).await?.ok_or_else(no_session)?;
+    let Body::SessionCreated(created) = first.body else { return Err(no_session().into()) };
+    let agent = match state.agent_at {
+        0 | 1 => created.agent.clone(),
+        seq => {
+            let event = parts.log.event(&session, seq).await?;
+            let agent = event.as_ref().and_then(context::agent_of);
+            agent.cloned().ok_or_else(no_session)?
+        }
+    };
     let mut run = Run {
         parts,
         fence: ownership.fence,
         session,
-        events,
+        stored_at: state.seq,
+        state,
+        created,
+        owner,
+        agent,
+        window: None,
         settled: false,
-        profile: Profile::WholeLog,
         _ownership: ownership,
     };
-    if step::in_mid_turn(&run.events) {
+    if run.state.in_mid_turn() {
         tracing::info!(session = %run.session, fence = run.fence, "session recovered in mid-turn");
         let note = Note::Recovered { fence: run.fence, pid: std::process::id() };
         run.append(vec![Body::Note(note).into()]).await?;
@@ -74,7 +102,7 @@ impl Run {
             return Err(WakeError::Stopped);
         }
         self.catch_up().await?;
-        match next_step(&self.events) {
+        match next_step(&self.state) {
             Step::Rest => return self.rest().await,
             Step::CloseRequest { request } => self.close_request(request).await?,
             Step::Interrupt { events, calls, idle } => {
@@ -102,14 +130,22 @@ impl Run {
     }
 
     async fn catch_up(&mut self) -> Result<(), LogError> {
-        let more = self.parts.log.since(&self.session, self.last()).await?;
+        let more = self.parts.log.since(&self.session, self.state.seq).await?;
         self.settled &= more.is_empty();
-        self.events.extend(more);
+        for event in more {
+            self.state.take(&event);
+            if let Some(agent) = context::agent_of(&event) {
+                self.agent = agent.clone();
+            }
+            if let Some(window) = &mut self.window {
+                window.push(event);
+            }
+        }
+        if self.state.seq >= self.stored_at + fold::SNAPSHOT_EVERY {
+            fold::save(&self.parts.log, &self.session, &self.state).await?;
+            self.stored_at = self.state.seq;
+        }
         Ok(())
-    }
-
-    fn last(&self) -> u64 {
-        self.events.last().map_or(0, |e| e.seq)
     }
 
     /// Appends as the owner; client events may have come in between.
@@ -121,7 +157,7 @@ impl Run {
 
     /// Appends as the owner, if nothing has come in between; else the next step decides anew.
     async fn append_if_last(&mut self, events: Vec<NewEvent>) -> Result<bool, LogError> {
-        let guard = Guard { fence: Some(self.fence), last: Some(self.last()), settles: true };
+        let guard = Guard { fence: Some(self.fence), last: Some(self.state.seq), settles: true };
         match self.parts.log.append(&self.session, guard, events).await {
             Ok(_) => {
                 self.catch_up().await?;
@@ -139,13 +175,13 @@ impl Run {
     }
 
     async fn close_request(&mut self, request: String) -> Result<(), WakeError> {
+        let message = "the process that asked the model ended before the answer came";
         let failure = Failure {
-            error: ErrorKind::ModelRequestFailed,
-            message: "the process that asked the model ended before the answer came".to_owned(),
-            retryable: true,
-            retry_after_ms: None,
+            // The server did nothing wrong: it is asked again at once, the first time.
+            retry_after_ms: Some(0),
+            ..Failure::new(ErrorKind::ModelRequestFailed, message, true)
         };
-        let ended = failed_request(request, failure, 0);
+        let ended = RequestEnded { failure: Some(failure), ..RequestEnded::new(request) };
         Ok(self.append(vec![Body::ModelRequestEnded(ended).into()]).await?)
     }
 
@@ -156,7 +192,7 @@ impl Run {
         stop_reason: StopReason,
         stop_details: Option<serde_json::Value>,
     ) -> Result<(), WakeError> {
-        batch.push(Body::Usage { usage: step::usage(&self.events) }.into());
+        batch.push(Body::Usage { usage: self.state.usage }.into());
         batch.push(Body::StatusIdle { stop_reason, stop_details }.into());
         if self.append_if_last(batch).await? {
             self.publish_head().await;
@@ -166,23 +202,17 @@ impl Run {
 
     /// An error event for a turn that is given up, so that its reader learns why.
     fn reason_given_up(&self, reason: &StopReason) -> Vec<NewEvent> {
-        let cut = |e: &RequestEnded| e.cut && e.failure.is_none();
-        let last = self.events.iter().rev().find_map(|event| match &event.body {
-            Body::ModelRequestEnded(ended) => Some(ended),
+        let why = match reason {
+            StopReason::RetriesExhausted => self.state.reason_given_up(),
+            StopReason::BudgetReached => Some("the session's budget is spent"),
             _ => None,
-        });
-        if *reason != StopReason::RetriesExhausted || !last.is_some_and(cut) {
-            return Vec::new();
-        }
-        let message = "the model's answer was cut off by max-tokens in the middle of a tool call";
-        vec![
-            Body::Error {
-                error: ErrorKind::ModelRequestFailed,
-                message: message.to_owned(),
-                retry: Retry::Exhausted,
-            }
-            .into(),
-        ]
+        };
+        let error = |message: &str| Body::Error {
+            error: ErrorKind::ModelRequestFailed,
+            message: message.to_owned(),
+            retry: Retry::Exhausted,
+        };
+        why.map(|why| error(why).into()).into_iter().collect()
     }
 
     /// Gives the chain's head to proxyd's audit, so that a truncated log shows. Losing one head
@@ -197,32 +227,21 @@ impl Run {
             events: chain.events,
             head: chain.head,
         };
-        let proxyd = self.parts.proxyd.clone();
+        let proxyd = Arc::clone(&self.parts.proxyd);
         tokio::spawn(async move {
-            let sent = proxyd.post::<_, serde_json::Value>("/v1/heads", &head).await;
-            if let Err(fault) = sent {
-                let session = head.session;
+            let session = head.session.clone();
+            if let Err(fault) = proxyd.head(head).await {
                 tracing::warn!(%session, reason = %fault, "chain head not in the audit");
             }
         });
     }
 
-    fn created(&self) -> Result<&Created, LogError> {
-        self.events
-            .iter()
-            .find_map(|event| match &event.body {
-                Body::SessionCreated(created) => Some(created),
-                _ => None,
-            })
-            .ok_or_else(|| LogError::NoSession(self.session.clone()))
-    }
-
     /// Completes when the client has interrupted.
     async fn interrupted(&self) -> Result<(), LogError> {
-        if step::is_interrupted(&self.events) {
+        if self.state.is_interrupted() {
             return Ok(());
         }
-        let mut log = self.parts.log.subscribe(&self.session, self.last());
+        let mut log = self.parts.log.subscribe(&self.session, self.state.seq);
         loop {
             let Some(events) = log.next().await? else { return Ok(()) };
             if events.iter().any(|e| matches!(e.body, Body::UserInterrupt {})) {
@@ -237,19 +256,4 @@ fn processed(events: Vec<String>) -> Vec<NewEvent> {
         return Vec::new();
     }
     vec![Body::Processed { events }.into()]
-}
-
-fn failed_request(request: String, failure: Failure, duration_ms: u64) -> RequestEnded {
-    RequestEnded {
-        request,
-        failure: Some(failure),
-        model: None,
-        message: None,
-        stop_reason: None,
-        stop_details: None,
-        cut: false,
-        usage: Usage::default(),
-        first_token_ms: None,
-        duration_ms,
-    }
 }

@@ -13,7 +13,13 @@ const CHILD: &str = "HARNESSD_LOG_TEST_CHILD";
 
 fn created() -> NewEvent {
     let agent = Agent { model: "m".into(), system: None, tools: vec![], snapshot: Value::Null };
-    let created = Created { owner: "uid:1".into(), policy: "dev".into(), workspace: None, agent };
+    let created = Created {
+        owner: "uid:1".into(),
+        policy: "dev".into(),
+        workspace: None,
+        agent,
+        budget_cents: None,
+    };
     Body::SessionCreated(created).into()
 }
 

@@ -113,7 +113,8 @@ async fn answer(State(seen): State<Arc<Seen>>, request: Request<Body>) -> Respon
 fn models(dir: &Path) -> Models {
     let endpoint = "https://model.example/v1/messages".parse().unwrap();
     let provider = Provider::Messages { endpoint, temperature: None };
-    let config = ModelConfig { provider, model: Some("real-name".into()), max_tokens: 99 };
+    let model = Some("real-name".into());
+    let config = ModelConfig { model, max_tokens: 99, ..ModelConfig::new(provider) };
     let table = BTreeMap::from([("*".to_owned(), config)]);
     let egress = Egress::new(dir.join("lease.sock"), dir.join("egress.sock"), "harness");
     Models::new(table, BTreeMap::new(), egress)

@@ -1,8 +1,8 @@
 //! Reads a session's history as clients see it, from any place on, without reading it all.
 //!
-//! What a wire event looks like depends on a few kinds of earlier events (what waits, who the agent
-//! is, how long it ran). Those are read alone, which makes a page cost what it holds and a little
-//! more, however long the session is.
+//! What a wire event looks like depends on what came before it (what waits, who the agent is, how
+//! long it ran). That is folded once and stored on the way, which makes a page cost what it holds
+//! and a little more, however long the session is.
 
 use ipc::id::SessionId;
 
@@ -12,29 +12,31 @@ use crate::log::{Log, LogError};
 /// Events read at once.
 const SLICE: u64 = 1_000;
 
-/// The kinds of events that a [`Fold`] remembers something of.
-const REMEMBERED: &[&str] = &[
-    "session_created",
-    "session_updated",
-    "user_message",
-    "user_interrupt",
-    "user_tool_confirmation",
-    "processed",
-    "status_running",
-    "status_idle",
-    "status_terminated",
-    "usage",
-];
+/// Events behind a stored fold before another is stored.
+const SNAPSHOT_EVERY: u64 = 512;
+/// Changes with every change of [`Fold`].
+const KIND: &str = "wire/1";
 
 /// A place in the history; see [`WireEvent::place`].
 pub type Place = (u64, u32);
 
-/// A fold that has read everything up to event `last`.
+/// A fold that has read everything up to event `last`, from where one was last stored.
 pub async fn fold_after(log: &Log, session: &SessionId, last: u64) -> Result<Fold, LogError> {
-    let mut fold = Fold::new(session.as_str());
-    if last > 0 {
-        for event in log.of_kinds(session, REMEMBERED, last).await? {
-            fold.feed(&event);
+    let stored = log.snapshot(session, KIND, last).await?;
+    let taken = stored.and_then(|(seq, body)| Some((seq, serde_json::from_str(&body).ok()?)));
+    let (mut read, mut fold) = taken.unwrap_or_else(|| (0, Fold::new(session.as_str())));
+    let mut stored = read;
+    while read < last {
+        let limit = usize::try_from(SNAPSHOT_EVERY.min(last - read)).unwrap_or(usize::MAX);
+        let events = log.slice(session, read, limit).await?;
+        let Some(newest) = events.last() else { break };
+        read = newest.seq;
+        events.iter().for_each(|event| drop(fold.feed(event)));
+        if read >= stored + SNAPSHOT_EVERY
+            && let Ok(body) = serde_json::to_string(&fold)
+        {
+            log.save_snapshot(session, KIND, read, body, false).await?;
+            stored = read;
         }
     }
     Ok(fold)
@@ -135,8 +137,13 @@ mod tests {
     fn first() -> NewEvent {
         let snapshot = json!({ "name": "tester" });
         let agent = Agent { model: "m".into(), system: None, tools: Vec::new(), snapshot };
-        let created =
-            Created { owner: "uid:1".into(), policy: "dev".into(), workspace: None, agent };
+        let created = Created {
+            owner: "uid:1".into(),
+            policy: "dev".into(),
+            workspace: None,
+            agent,
+            budget_cents: None,
+        };
         NewEvent::new(Body::SessionCreated(created))
     }
 

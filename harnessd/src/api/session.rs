@@ -10,12 +10,11 @@ use serde_json::{Value, json};
 use super::ApiState;
 use super::agent::Agent;
 use super::error::ApiError;
-use super::tools;
-use super::wire::Fold;
 use super::wire_bodies::{seconds, session_usage};
-use crate::log::event::{self, Body, Status, Usage};
+use super::{history, tools};
+use crate::log::event::{self, Status};
 use crate::log::objects::Object;
-use crate::log::{Chain, Log, LogError, now};
+use crate::log::{Chain, now};
 
 /// Reads a session's id from a path. What is no id names no session.
 pub fn id(text: &str) -> Result<SessionId, ApiError> {
@@ -70,29 +69,6 @@ fn offered(tool: &Value) -> Vec<event::Tool> {
     enabled.filter_map(tool).collect()
 }
 
-/// What the log says about a session's use.
-#[derive(Clone, Debug, Default)]
-struct Summary {
-    usage: Usage,
-    active_millis: i64,
-}
-
-/// The events that say something about it, as the log names their kinds.
-const SUMMARY_KINDS: &[&str] =
-    &["status_running", "status_idle", "status_terminated", "model_request_ended"];
-
-async fn summary(log: &Log, session: &SessionId, now: &str) -> Result<Summary, LogError> {
-    let mut fold = Fold::new(session.as_str());
-    let mut usage = Usage::default();
-    for event in log.of_kinds(session, SUMMARY_KINDS, u64::MAX).await? {
-        if let Body::ModelRequestEnded(ended) = &event.body {
-            usage += ended.usage;
-        }
-        fold.feed(&event);
-    }
-    Ok(Summary { usage, active_millis: fold.active_millis(now) })
-}
-
 /// The status that a client sees: a session whose events wait for the loop runs already.
 pub fn status(chain: &Chain) -> Status {
     match chain.status {
@@ -107,7 +83,8 @@ pub async fn wire(state: &ApiState, object: &Object) -> Result<Value, ApiError> 
     let session = id(&object.id)?;
     let chain = log.chain(&session).await?;
     let now = now();
-    let summary = summary(log, &session, &now).await?;
+    let fold = history::fold_after(log, &session, chain.events).await?;
+    let (tokens, active_millis) = (fold.tokens(), fold.active_millis(&now));
     let status = status(&chain);
     let updated = std::cmp::max(&object.updated_at, &chain.updated_at);
     let end = if status == Status::Terminated { &chain.updated_at } else { &now };
@@ -126,10 +103,10 @@ pub async fn wire(state: &ApiState, object: &Object) -> Result<Value, ApiError> 
         "deployment_id": null,
         "outcome_evaluations": [],
         "stats": {
-            "active_seconds": seconds(summary.active_millis),
+            "active_seconds": seconds(active_millis),
             "duration_seconds": seconds(millis_between(&object.created_at, end)),
         },
-        "usage": session_usage(&summary.usage, summary.active_millis),
+        "usage": session_usage(&tokens, active_millis),
         "created_at": object.created_at,
         "updated_at": updated,
         "archived_at": object.archived_at,

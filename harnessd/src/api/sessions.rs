@@ -69,6 +69,7 @@ pub async fn create(
         policy: policy.name.clone(),
         workspace: session::workspace(&metadata)?,
         agent: effective,
+        budget_cents: None,
     };
     let mut events = vec![NewEvent::new(Body::SessionCreated(created))];
     events.extend(initial.into_iter().map(NewEvent::new));
@@ -191,7 +192,7 @@ pub async fn update(
     }
     // A new agent must not come between the events of a turn: the log must not have grown.
     let guard = Guard { last: agent.is_some().then_some(chain.events), ..Guard::default() };
-    let event = NewEvent::new(Body::SessionUpdated { agent, title, metadata });
+    let event = NewEvent::new(Body::SessionUpdated { agent, title, metadata, budget_cents: None });
     log.append(&session, guard, vec![event]).await?;
     let change =
         Change { body: document, unique_name: None, expected_version: None, new_version: false };

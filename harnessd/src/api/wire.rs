@@ -5,6 +5,7 @@
 //! events stand beside the session's own, since clients look for them; and usage stands between
 //! the two idle events. Ids of thread events derive from the event they stand beside.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::wire_blocks;
@@ -12,7 +13,7 @@ use super::wire_bodies::{
     client_event, refusal, request_end, session_error, session_usage, stop_reason, tool_result,
     tool_use, updated,
 };
-use crate::log::event::{Agent, Body, Event};
+use crate::log::event::{Agent, Body, Event, Usage};
 
 /// An event as a client sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +30,7 @@ pub struct WireEvent {
 }
 
 /// Reads the log from its first event and gives wire events.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Fold {
     thread: String,
     agent: String,
@@ -38,10 +39,12 @@ pub struct Fold {
     /// A usage event waits for the idle event behind it.
     usage: Option<Event>,
     active: Active,
+    /// Tokens of the whole session.
+    tokens: Usage,
 }
 
 /// How long a session has been running.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Active {
     since: Option<jiff::Timestamp>,
     millis: i64,
@@ -82,12 +85,18 @@ impl Fold {
             queued: Vec::new(),
             usage: None,
             active: Active::default(),
+            tokens: Usage::default(),
         }
     }
 
     /// Milliseconds that the session has been running, at `time`.
     pub fn active_millis(&self, time: &str) -> i64 {
         self.active.millis_at(time)
+    }
+
+    /// Tokens that the session has used.
+    pub fn tokens(&self) -> Usage {
+        self.tokens
     }
 
     /// What becomes of the next event of the log. A client's event comes out twice: without
@@ -109,7 +118,7 @@ impl Fold {
             Body::Processed { events } => self.processed(events, &mut out),
             Body::Usage { .. } => self.usage = Some(event.clone()),
             Body::SessionCreated(created) => self.agent = agent_name(&created.agent),
-            Body::SessionUpdated { agent, title, metadata } => {
+            Body::SessionUpdated { agent, title, metadata, .. } => {
                 if let Some(agent) = agent {
                     self.agent = agent_name(agent);
                 }
@@ -126,6 +135,7 @@ impl Fold {
             | Body::StatusTerminated {} => self.status(&event.body, &mut out),
             Body::ModelRequestStarted { .. } => out.push("span.model_request_start", json!({})),
             Body::ModelRequestEnded(ended) => {
+                self.tokens += ended.usage;
                 out.push("span.model_request_end", request_end(ended))
             }
             Body::AgentMessage { content, .. } => {
@@ -141,7 +151,8 @@ impl Fold {
             Body::Error { error, message, retry } => {
                 out.push("session.error", session_error(*error, message, *retry));
             }
-            Body::ToolStarted { .. } | Body::Note(_) => {}
+            Body::Summary(_) => out.push("agent.thread_context_compacted", json!({})),
+            Body::ToolStarted { .. } | Body::ProfileChanged { .. } | Body::Note(_) => {}
             Body::UserMessage { .. }
             | Body::UserInterrupt {}
             | Body::UserToolConfirmation { .. } => {}
@@ -274,7 +285,7 @@ fn agent_name(agent: &Agent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::event::{RequestEnded, StopReason, Usage};
+    use crate::log::event::{RequestEnded, StopReason};
 
     /// Events of one session, one second apart.
     fn log(bodies: Vec<(&str, Body)>) -> Vec<Event> {
@@ -290,18 +301,16 @@ mod tests {
     fn turn() -> Vec<Event> {
         let text = || vec![json!({ "type": "text", "text": "hi" })];
         let ended = RequestEnded {
-            request: "sevt_start".into(),
-            failure: None,
-            model: None,
-            message: None,
             stop_reason: Some("end_turn".into()),
-            stop_details: None,
-            cut: false,
             usage: Usage { input_tokens: 3, ..Usage::default() },
-            first_token_ms: None,
-            duration_ms: 1,
+            ..RequestEnded::new("sevt_start")
         };
-        let started = Body::ModelRequestStarted { model: "m".into(), profile: "p".into() };
+        let started = Body::ModelRequestStarted {
+            model: "m".into(),
+            profile: "p".into(),
+            from: 0,
+            summary: false,
+        };
         log(vec![
             ("sevt_user", Body::UserMessage { content: text() }),
             ("sevt_run", Body::StatusRunning {}),

@@ -123,6 +123,7 @@ pub fn stop_reason(reason: &StopReason) -> Value {
         }
         StopReason::RetriesExhausted => json!({ "type": "retries_exhausted" }),
         StopReason::Refusal => json!({ "type": "refusal" }),
+        StopReason::BudgetReached => json!({ "type": "budget_reached" }),
     }
 }
 

@@ -1,15 +1,19 @@
 //! What the model is shown of a session: chosen when it is asked, never stored.
 //!
-//! A profile turns events into the request; the log stays whole whatever a profile leaves out. The
-//! first part of what a profile makes from a growing log stays the same byte by byte, so that
-//! prompt caches hit. Pure: no I/O, no clock.
+//! A [`Profile`] says where the context begins ([`profile`]); [`talk`] turns the events from there
+//! on into messages that every server accepts, wherever the log was cut. The log stays whole
+//! whatever a profile leaves out. The first part of what a profile makes from a growing log stays
+//! the same byte by byte, so that prompt caches hit. Pure: no I/O, no clock.
 
+mod profile;
+mod talk;
 mod tools;
-mod whole_log;
 
 use serde_json::Value;
 
 use crate::log::{Agent, Body, Event};
+
+pub use profile::{Cut, Profile, ProfileError};
 
 /// What a model is asked, before a provider gives it its own form.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,38 +25,36 @@ pub struct Prompt {
     pub messages: Vec<Value>,
 }
 
-/// A named, versioned way to choose. Its name stands in each request's event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profile {
-    /// Everything that happened, in order.
-    WholeLog,
-}
+/// What stands at the end of a request for a summary.
+const SUMMARISE: &str = "The conversation is about to be shortened: everything above will be \
+    replaced by what you write now. Do not call a tool. Write a summary for yourself, from which \
+    the work can go on without the original: the task and every instruction that still holds, \
+    what was done and found (exact names, paths, values and errors that still matter), what \
+    failed and why, and what comes next.";
 
-impl Profile {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WholeLog => "whole-log/1",
-        }
-    }
-
-    pub fn prompt(self, events: &[Event]) -> Prompt {
-        let agent = agent(events);
-        let messages = match self {
-            Self::WholeLog => whole_log::messages(events),
-        };
-        Prompt {
-            system: agent.and_then(|a| a.system.clone()).filter(|text| !text.is_empty()),
-            tools: agent.map_or_else(Vec::new, |a| a.tools.iter().map(tools::definition).collect()),
-            messages,
-        }
+/// The prompt from `cut` on. `events` are those that the cut asks for, in order: the whole window,
+/// before it the client's words that it names, and its summary.
+pub fn prompt(agent: &Agent, events: &[Event], cut: &Cut) -> Prompt {
+    Prompt {
+        system: agent.system.clone().filter(|text| !text.is_empty()),
+        tools: agent.tools.iter().map(tools::definition).collect(),
+        messages: talk::messages(events, cut),
     }
 }
 
-/// The agent in force at the end of these events.
-pub fn agent(events: &[Event]) -> Option<&Agent> {
-    events.iter().rev().find_map(|event| match &event.body {
+/// The same up to event `upto`, with a request to sum it up at its end.
+pub fn summary_prompt(agent: &Agent, events: &[Event], cut: &Cut, upto: u64) -> Prompt {
+    let end = events.partition_point(|event| event.seq < upto);
+    let mut prompt = prompt(agent, &events[..end], cut);
+    talk::say(&mut prompt.messages, SUMMARISE);
+    prompt
+}
+
+/// The agent that an event puts in force.
+pub fn agent_of(event: &Event) -> Option<&Agent> {
+    match &event.body {
         Body::SessionCreated(created) => Some(&created.agent),
         Body::SessionUpdated { agent, .. } => agent.as_ref(),
         _ => None,
-    })
+    }
 }

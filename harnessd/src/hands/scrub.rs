@@ -3,15 +3,15 @@
 //! The patterns never leave proxyd. If it does not answer, the output is withheld, not stored
 //! unsearched (design, decision 18).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipc::fault::{Code, Fault};
-use ipc::http::Client;
 use ipc::vault::{ScrubReply, ScrubRequest};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Ended, text_block};
+use super::{Ended, Proxyd, text_block};
 
 /// How long proxyd may be away before an output is withheld.
 const AWAY_MAX: Duration = Duration::from_secs(30);
@@ -20,12 +20,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// proxyd's search for secret values.
 pub struct Scrub {
-    client: Client,
+    proxyd: Arc<dyn Proxyd>,
 }
 
 impl Scrub {
-    pub fn new(client: Client) -> Self {
-        Self { client }
+    pub fn new(proxyd: Arc<dyn Proxyd>) -> Self {
+        Self { proxyd }
     }
 
     /// Masks secret values of `environment` in the output, or withholds it.
@@ -57,7 +57,7 @@ impl Scrub {
         let deadline = Instant::now() + AWAY_MAX;
         let mut pause = PAUSE_MIN;
         loop {
-            match self.client.post("/v1/scrub", request).await {
+            match self.proxyd.scrub(request.clone()).await {
                 Ok(reply) => return Ok(reply),
                 Err(fault) if is_passing(&fault) && Instant::now() + pause < deadline => {
                     tokio::time::sleep(pause).await;

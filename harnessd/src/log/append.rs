@@ -4,9 +4,9 @@ use ipc::id::SessionId;
 use ipc::session::LogEvent;
 use rusqlite::{Connection, params};
 
-use super::event::{Event, NewEvent, Status};
+use super::event::{Body, Event, NewEvent, Status};
 use super::objects::{self, NewObject};
-use super::{Chain, Guard, Log, LogError, Tombstone, chain, now, read};
+use super::{Chain, Guard, Log, LogError, Tombstone, chain, read};
 
 impl Log {
     /// Creates a session with its object (kind `session`, id = session id) and first events.
@@ -16,18 +16,17 @@ impl Log {
         object: NewObject,
         events: Vec<NewEvent>,
     ) -> Result<Vec<Event>, LogError> {
-        let session = session.clone();
+        let (session, time) = (session.clone(), self.now());
         self.inner
             .writer
             .run(move |connection| {
-                let time = now();
                 let sql = "INSERT INTO chains (session, owner, status, events, head, fence,
                            unsettled, created_at, updated_at)
                            VALUES (?1, ?2, 'idle', 0, ?3, 0, 0, ?4, ?4)";
                 let values = params![session.as_str(), object.owner, chain::GENESIS, time];
                 connection.execute(sql, values)?;
                 objects::insert(connection, &object, &time)?;
-                append(connection, &session, Guard::default(), events)
+                append(connection, &session, Guard::default(), events, &time)
             })
             .await
     }
@@ -39,17 +38,18 @@ impl Log {
         guard: Guard,
         events: Vec<NewEvent>,
     ) -> Result<Vec<Event>, LogError> {
-        let id = session.clone();
-        let appended =
-            self.inner.writer.run(move |connection| append(connection, &id, guard, events)).await?;
+        let (id, time) = (session.clone(), self.now());
+        let work = move |connection: &Connection| append(connection, &id, guard, events, &time);
+        let appended = self.inner.writer.run(work).await?;
         self.inner.signals.grown(session);
         Ok(appended)
     }
 
     /// Removes a whole session and leaves a tombstone.
     pub async fn delete(&self, session: &SessionId, by: &str) -> Result<Tombstone, LogError> {
-        let (id, by) = (session.clone(), by.to_owned());
-        let tombstone = self.inner.writer.run(move |connection| delete(connection, id, by)).await?;
+        let (id, by, time) = (session.clone(), by.to_owned(), self.now());
+        let work = move |connection: &Connection| delete(connection, id, by, time);
+        let tombstone = self.inner.writer.run(work).await?;
         self.inner.signals.grown(session);
         Ok(tombstone)
     }
@@ -60,12 +60,13 @@ fn append(
     session: &SessionId,
     guard: Guard,
     events: Vec<NewEvent>,
+    time: &str,
 ) -> Result<Vec<Event>, LogError> {
     let mut chain =
         read::chain(connection, session)?.ok_or_else(|| LogError::NoSession(session.clone()))?;
     check(&chain, guard)?;
     // The clock may step back; the order of a session's times may not.
-    let time = now().max(chain.updated_at.clone());
+    let time = time.max(&chain.updated_at).to_owned();
     let mut appended = Vec::with_capacity(events.len());
     for event in events {
         if let Some(status) = event.body.status() {
@@ -84,6 +85,19 @@ fn append(
         params![session.as_str(), status, chain.events, chain.head, chain.unsettled, time];
     connection.prepare_cached(sql)?.execute(summary)?;
     Ok(appended)
+}
+
+/// Appends a remark within somebody's transaction.
+pub(super) fn note(
+    connection: &Connection,
+    session: &SessionId,
+    body: Body,
+    time: &str,
+) -> Result<(), LogError> {
+    // The loop's own guard: an archived session may be remarked upon.
+    let fence = read::chain(connection, session)?.map(|chain| chain.fence);
+    let guard = Guard { fence, ..Guard::default() };
+    append(connection, session, guard, vec![body.into()], time).map(drop)
 }
 
 fn check(chain: &Chain, guard: Guard) -> Result<(), LogError> {
@@ -141,13 +155,18 @@ fn insert(
     Ok(Event { seq, id: row.id, time: row.time, body: event.body })
 }
 
-fn delete(connection: &Connection, session: SessionId, by: String) -> Result<Tombstone, LogError> {
+fn delete(
+    connection: &Connection,
+    session: SessionId,
+    by: String,
+    time: String,
+) -> Result<Tombstone, LogError> {
     let chain =
         read::chain(connection, &session)?.ok_or_else(|| LogError::NoSession(session.clone()))?;
     let stone = Tombstone {
         session,
         owner: chain.owner,
-        deleted_at: now(),
+        deleted_at: time,
         deleted_by: by,
         events: chain.events,
         head: chain.head,
@@ -158,8 +177,9 @@ fn delete(connection: &Connection, session: SessionId, by: String) -> Result<Tom
     let values =
         params![id, stone.owner, stone.deleted_at, stone.deleted_by, stone.events, stone.head];
     connection.execute(sql, values)?;
-    connection.execute("DELETE FROM events WHERE session = ?1", [id])?;
-    connection.execute("DELETE FROM chains WHERE session = ?1", [id])?;
+    for table in ["events", "snapshots", "chains"] {
+        connection.execute(&format!("DELETE FROM {table} WHERE session = ?1"), [id])?;
+    }
     connection.execute("DELETE FROM objects WHERE kind = 'session' AND id = ?1", [id])?;
     Ok(stone)
 }

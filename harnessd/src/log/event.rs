@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// One event of a session, read back.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// From 1, without gaps.
     pub seq: u64,
@@ -51,8 +51,17 @@ pub fn new_event_id() -> String {
 pub enum Body {
     /// The first event of every session: all that the loop needs to know to run it.
     SessionCreated(Created),
-    /// The agent, the title or the metadata changed; the agent holds from the next turn.
-    SessionUpdated { agent: Option<Agent>, title: Option<Value>, metadata: Option<Value> },
+    /// The agent, the title, the metadata or the budget changed; the agent holds from the next turn.
+    SessionUpdated {
+        agent: Option<Agent>,
+        title: Option<Value>,
+        metadata: Option<Value>,
+        /// Set: the new budget in cents, or none any more.
+        #[serde(default, skip_serializing_if = "Option::is_none", with = "twice")]
+        budget_cents: Option<Option<u64>>,
+    },
+    /// From the next request on the model is shown the session through this context profile.
+    ProfileChanged { profile: String },
 
     /// The client says something. It waits until a [`Body::Processed`] names it.
     UserMessage { content: Vec<Value> },
@@ -94,9 +103,17 @@ pub enum Body {
         model: String,
         /// Name and version of the context profile that chose the messages.
         profile: String,
+        /// The event that its context begins with; none: the first.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        from: u64,
+        /// It asks for a summary of what the context leaves out, not for an answer.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        summary: bool,
     },
     /// The request ended; what it brought stands directly before this event, in one append.
     ModelRequestEnded(RequestEnded),
+    /// What a model wrote about earlier events, for contexts that leave those out.
+    Summary(Summary),
     /// Text blocks of an answer.
     AgentMessage { request: String, content: Vec<Value> },
     /// Thinking, and other blocks that only the model itself reads; sent back unchanged.
@@ -132,6 +149,9 @@ pub struct Created {
     /// A directory of the client's; none: the session's own workspace.
     pub workspace: Option<WorkspaceId>,
     pub agent: Agent,
+    /// What its model requests may cost, in US cents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_cents: Option<u64>,
 }
 
 /// What of an agent the loop needs.
@@ -186,6 +206,8 @@ pub enum StopReason {
     RetriesExhausted,
     /// The model refused.
     Refusal,
+    /// The budget is spent; a greater one lets the turn go on.
+    BudgetReached,
 }
 
 /// The end of one request to a model.
@@ -206,6 +228,9 @@ pub struct RequestEnded {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
     pub usage: Usage,
+    /// At list price, in billionths of a US dollar; none: the model has no price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_nano_usd: Option<u64>,
     /// From the request to the first piece of the answer.
     pub first_token_ms: Option<u64>,
     pub duration_ms: u64,
@@ -220,6 +245,47 @@ pub struct Failure {
     pub retryable: bool,
     /// How long the provider asked to wait.
     pub retry_after_ms: Option<u64>,
+    /// The context is longer than the model can take: a shorter one may succeed at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overflow: bool,
+}
+
+impl Failure {
+    pub fn new(error: ErrorKind, message: impl Into<String>, retryable: bool) -> Self {
+        let message = message.into();
+        Self { error, message, retryable, retry_after_ms: None, overflow: false }
+    }
+}
+
+impl RequestEnded {
+    /// The end of a request of which nothing more is known.
+    pub fn new(request: impl Into<String>) -> Self {
+        Self {
+            request: request.into(),
+            failure: None,
+            model: None,
+            message: None,
+            stop_reason: None,
+            stop_details: None,
+            cut: false,
+            usage: Usage::default(),
+            cost_nano_usd: None,
+            first_token_ms: None,
+            duration_ms: 0,
+        }
+    }
+}
+
+/// What stands for earlier events in a context that leaves them out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Id of the [`Body::ModelRequestStarted`] event.
+    pub request: String,
+    /// Name and version of the profile that asked for it.
+    pub profile: String,
+    /// The events before this one are summed up.
+    pub upto: u64,
+    pub text: String,
 }
 
 /// Tokens of one request, or of a session.
@@ -231,12 +297,24 @@ pub struct Usage {
     pub cache_read_input_tokens: u64,
 }
 
+impl Usage {
+    /// All tokens of a request and its answer: what the context held.
+    pub fn total(&self) -> u64 {
+        self.input_tokens
+            .saturating_add(self.output_tokens)
+            .saturating_add(self.cache_creation_input_tokens)
+            .saturating_add(self.cache_read_input_tokens)
+    }
+}
+
 impl std::ops::AddAssign for Usage {
     fn add_assign(&mut self, other: Self) {
-        self.input_tokens += other.input_tokens;
-        self.output_tokens += other.output_tokens;
-        self.cache_creation_input_tokens += other.cache_creation_input_tokens;
-        self.cache_read_input_tokens += other.cache_read_input_tokens;
+        self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
+        self.cache_creation_input_tokens =
+            self.cache_creation_input_tokens.saturating_add(other.cache_creation_input_tokens);
+        self.cache_read_input_tokens =
+            self.cache_read_input_tokens.saturating_add(other.cache_read_input_tokens);
     }
 }
 
@@ -342,6 +420,31 @@ pub enum Retry {
 pub enum Note {
     /// Another process took the session up in the middle of a turn.
     Recovered { fence: u64, pid: u32 },
+    /// The session came from a file that held these many events of it.
+    Imported { events: u64, head: String },
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A field that may be absent, null or a value: absent and null are not the same.
+mod twice {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
+    pub fn serialize<S: Serializer>(
+        value: &Option<Option<u64>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.flatten().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Option<u64>>, D::Error> {
+        Option::<u64>::deserialize(deserializer).map(Some)
+    }
 }
 
 impl Body {
@@ -424,12 +527,21 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn updated(budget_cents: Option<Option<u64>>) -> Body {
+        Body::SessionUpdated { agent: None, title: None, metadata: None, budget_cents }
+    }
+
     #[test]
     fn bodies_survive_their_columns() {
         let bodies = [
             Body::UserInterrupt {},
             Body::UserMessage { content: vec![json!({"type": "text", "text": "hi"})] },
             Body::Note(Note::Recovered { fence: 3, pid: 9 }),
+            Body::Note(Note::Imported { events: 3, head: "00".into() }),
+            Body::ProfileChanged { profile: "last-n/1:20".into() },
+            updated(None),
+            updated(Some(None)),
+            updated(Some(Some(500))),
             Body::StatusIdle { stop_reason: StopReason::EndTurn, stop_details: None },
             Body::ToolUse(ToolUse {
                 request: "sevt_a".into(),

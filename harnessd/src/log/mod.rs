@@ -13,7 +13,9 @@ pub mod objects;
 mod owner;
 mod read;
 mod schema;
+mod snapshots;
 mod subscribe;
+mod transfer;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -25,11 +27,13 @@ use rusqlite::Connection;
 
 pub use event::{
     Agent, Body, CallOutcome, Created, ErrorKind, Event, Failure, HandKind, NewEvent, Note,
-    Permission, ReceiptFacts, RequestEnded, Retry, Status, StopReason, Tool, ToolResult, ToolUse,
-    Usage,
+    Permission, ReceiptFacts, RequestEnded, Retry, Status, StopReason, Summary, Tool, ToolResult,
+    ToolUse, Usage,
 };
 pub use owner::Ownership;
 pub use subscribe::Subscription;
+pub use transfer::{Backup, Header, Import, ImportError, Line};
+pub use writer::Seam;
 
 /// Why the log did not do as asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -131,6 +135,8 @@ struct Inner {
     /// Asked for `data_version` only.
     watcher: Mutex<Connection>,
     signals: subscribe::Signals,
+    /// Reads happen on the caller's own thread too.
+    simulated: bool,
 }
 
 impl Log {
@@ -141,15 +147,41 @@ impl Log {
         let watcher = schema::open_reader(&path)?;
         let writer =
             writer::Writer::start(connection).map_err(|e| LogError::Conflict(e.to_string()))?;
+        Ok(Self::of(path, dir.join("owners.lock"), writer, watcher, false))
+    }
+
+    /// A log in memory that does everything on the caller's thread, for simulations in which one
+    /// seed decides all. Logs of one `name` share their content; ownership lies in `dir`.
+    pub fn simulated(dir: &Path, name: &str, seam: Arc<dyn Seam>) -> Result<Self, LogError> {
+        let path = PathBuf::from(format!("file:{name}?mode=memory&cache=shared"));
+        let connection = schema::open_writer(&path)?;
+        let watcher = schema::open_reader(&path)?;
+        let writer = writer::Writer::inline(connection, seam);
+        Ok(Self::of(path, dir.join("owners.lock"), writer, watcher, true))
+    }
+
+    fn of(
+        path: PathBuf,
+        lock_file: PathBuf,
+        writer: writer::Writer,
+        watcher: Connection,
+        simulated: bool,
+    ) -> Self {
         let inner = Inner {
             path,
-            lock_file: dir.join("owners.lock"),
+            lock_file,
             writer,
             readers: Mutex::new(Vec::new()),
             watcher: Mutex::new(watcher),
             signals: subscribe::Signals::default(),
+            simulated,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The time by the clock of this log.
+    fn now(&self) -> String {
+        self.inner.writer.now().unwrap_or_else(now)
     }
 }
 

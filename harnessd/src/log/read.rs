@@ -24,7 +24,7 @@ impl Log {
         F: FnOnce(&Connection) -> Result<T, LogError> + Send + 'static,
     {
         let inner = std::sync::Arc::clone(&self.inner);
-        let task = tokio::task::spawn_blocking(move || {
+        let read = move || {
             let pooled = inner.readers.lock().ok().and_then(|mut pool| pool.pop());
             let connection = match pooled {
                 Some(connection) => connection,
@@ -37,8 +37,11 @@ impl Log {
                 pool.push(connection);
             }
             outcome
-        });
-        task.await.map_err(|_| LogError::Closed)?
+        };
+        if self.inner.simulated {
+            return read();
+        }
+        tokio::task::spawn_blocking(read).await.map_err(|_| LogError::Closed)?
     }
 
     /// The events after `after`, oldest first, at most `limit`.
@@ -69,28 +72,54 @@ impl Log {
         Ok(events)
     }
 
-    /// The events of some kinds only, as their column names them, up to `last`, oldest first.
+    /// The events of some kinds only, as their column names them, behind `after` and up to `last`,
+    /// oldest first.
     pub async fn of_kinds(
         &self,
         session: &SessionId,
         kinds: &'static [&'static str],
+        after: u64,
         last: u64,
     ) -> Result<Vec<Event>, LogError> {
         let session = session.clone();
         self.read(move |connection| {
             let marks = vec!["?"; kinds.len()].join(", ");
             let sql = format!(
-                "{COLUMNS} WHERE session = ? AND seq <= ? AND kind IN ({marks}) ORDER BY seq"
+                "{COLUMNS} WHERE session = ? AND seq > ? AND seq <= ? AND kind IN ({marks})
+                 ORDER BY seq"
             );
             let mut statement = connection.prepare_cached(&sql)?;
-            let last = i64::try_from(last).unwrap_or(i64::MAX);
-            let mut values: Vec<&dyn rusqlite::ToSql> = Vec::with_capacity(kinds.len() + 2);
+            let [after, last] = [after, last].map(|seq| i64::try_from(seq).unwrap_or(i64::MAX));
+            let mut values: Vec<&dyn rusqlite::ToSql> = Vec::with_capacity(kinds.len() + 3);
             let id = session.as_str();
             values.push(&id);
+            values.push(&after);
             values.push(&last);
             values.extend(kinds.iter().map(|kind| kind as &dyn rusqlite::ToSql));
             let rows = statement.query_map(values.as_slice(), stored)?;
             rows.map(|row| decode(&session, row?)).collect()
+        })
+        .await
+    }
+
+    /// One event by its place; `None` when the log is shorter.
+    pub async fn event(&self, session: &SessionId, seq: u64) -> Result<Option<Event>, LogError> {
+        let before = seq.saturating_sub(1);
+        Ok(self.slice(session, before, 1).await?.pop().filter(|event| event.seq == seq))
+    }
+
+    /// One event by its id.
+    pub async fn event_of_id(
+        &self,
+        session: &SessionId,
+        id: &str,
+    ) -> Result<Option<Event>, LogError> {
+        let (session, id) = (session.clone(), id.to_owned());
+        self.read(move |connection| {
+            let sql = format!("{COLUMNS} WHERE id = ?1 AND session = ?2");
+            let mut statement = connection.prepare_cached(&sql)?;
+            let found = statement.query_row([&id, session.as_str()], stored).optional()?;
+            found.map(|row| decode(&session, row)).transpose()
         })
         .await
     }
@@ -191,9 +220,9 @@ impl Log {
     }
 }
 
-const COLUMNS: &str = "SELECT seq, id, time, kind, body, previous, hash FROM events";
+pub(super) const COLUMNS: &str = "SELECT seq, id, time, kind, body, previous, hash FROM events";
 
-fn stored(row: &Row<'_>) -> rusqlite::Result<(LogEvent, String)> {
+pub(super) fn stored(row: &Row<'_>) -> rusqlite::Result<(LogEvent, String)> {
     let event = LogEvent {
         seq: row.get(0)?,
         id: row.get(1)?,
@@ -206,7 +235,7 @@ fn stored(row: &Row<'_>) -> rusqlite::Result<(LogEvent, String)> {
     Ok((event, row.get(4)?))
 }
 
-fn rows(
+pub(super) fn rows(
     connection: &Connection,
     session: &SessionId,
     after: u64,
@@ -219,7 +248,10 @@ fn rows(
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-fn decode(session: &SessionId, (row, body): (LogEvent, String)) -> Result<Event, LogError> {
+pub(super) fn decode(
+    session: &SessionId,
+    (row, body): (LogEvent, String),
+) -> Result<Event, LogError> {
     let body = Body::from_columns(&row.kind, &body).map_err(|e| LogError::Unreadable {
         session: session.clone(),
         seq: row.seq,

@@ -82,6 +82,16 @@ const MIGRATIONS: &[&str] = &[
         updated_at TEXT NOT NULL,
         PRIMARY KEY (kind, id, version)
     ) STRICT;",
+    // 2: folded states, so that a long session need not be read from its beginning. They say
+    // nothing that the events do not: whoever doubts them may delete them all.
+    "CREATE TABLE snapshots (
+        session TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        seq INTEGER NOT NULL,
+        hash TEXT NOT NULL,
+        body TEXT NOT NULL,
+        PRIMARY KEY (session, kind, seq)
+    ) STRICT, WITHOUT ROWID;",
 ];
 
 /// A connection that writes: durable at each commit.
@@ -122,6 +132,14 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, LogError> {
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "temp_store", "memory")?;
     connection.pragma_update(None, "query_only", true)?;
+    Ok(connection)
+}
+
+/// A connection that copies the whole: it writes to a new file only.
+pub(super) fn open_copier(path: &Path) -> Result<Connection, LogError> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update(None, "temp_store", "memory")?;
     Ok(connection)
 }
 

@@ -4,7 +4,9 @@
 //! answer goes out only after the commit, with the commit's own outcome.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::future::BoxFuture;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
@@ -16,9 +18,20 @@ const GROUP_MAX: usize = 128;
 type Finish = Box<dyn FnOnce(Result<(), LogError>) + Send>;
 type Job = Box<dyn FnOnce(Result<&Connection, LogError>) -> (bool, Finish) + Send>;
 
-/// Hands work to the writer thread, which ends with the last of these.
-pub(super) struct Writer {
-    jobs: Sender<Job>,
+/// Where a simulation takes hold of a log: it says when a write happens, whether the process lives
+/// to see it, and what the clock says.
+pub trait Seam: Send + Sync {
+    /// Completes when the write may happen; never, if the process dies before.
+    fn before_write(&self) -> BoxFuture<'static, ()>;
+    /// Completes when the writer hears of it; never, if the process dies with the write done.
+    fn after_write(&self) -> BoxFuture<'static, ()>;
+    fn now(&self) -> String;
+}
+
+/// Hands work to whoever writes: a thread, which ends with the last of these, or the caller.
+pub(super) enum Writer {
+    Thread(Sender<Job>),
+    Inline(Arc<Mutex<Connection>>, Arc<dyn Seam>),
 }
 
 impl Writer {
@@ -27,7 +40,19 @@ impl Writer {
         std::thread::Builder::new()
             .name("log-writer".to_owned())
             .spawn(move || write_groups(connection, &queue))?;
-        Ok(Self { jobs })
+        Ok(Self::Thread(jobs))
+    }
+
+    pub(super) fn inline(connection: Connection, seam: Arc<dyn Seam>) -> Self {
+        Self::Inline(Arc::new(Mutex::new(connection)), seam)
+    }
+
+    /// The time, where it is not the kernel's.
+    pub(super) fn now(&self) -> Option<String> {
+        match self {
+            Self::Thread(_) => None,
+            Self::Inline(_, seam) => Some(seam.now()),
+        }
     }
 
     /// Runs `work` in a transaction and returns its value once that is on disk.
@@ -46,9 +71,21 @@ impl Writer {
             });
             (keep, finish)
         });
-        self.jobs.send(job).map_err(|_| LogError::Closed)?;
+        match self {
+            Self::Thread(jobs) => jobs.send(job).map_err(|_| LogError::Closed)?,
+            Self::Inline(connection, seam) => {
+                seam.before_write().await;
+                write_now(connection, job);
+                seam.after_write().await;
+            }
+        }
         answered.await.map_err(|_| LogError::Closed)?
     }
+}
+
+fn write_now(connection: &Mutex<Connection>, job: Job) {
+    let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+    write_group(&mut connection, vec![job]);
 }
 
 fn write_groups(mut connection: Connection, queue: &Receiver<Job>) {

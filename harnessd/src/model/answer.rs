@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::exchange::Decoder;
 use super::{Answer, BlockKind, Delta};
 use crate::log::{ErrorKind, Failure, Usage};
 
@@ -62,9 +63,21 @@ impl Assembly {
         Ok(None)
     }
 
-    /// Whether the answer is complete and nothing more need be read.
-    pub fn is_complete(&self) -> bool {
-        self.stopped
+    /// Takes an answer that came in one piece, as if it had come in many.
+    pub fn take_message(&mut self, message: &Value) -> Option<Vec<Delta>> {
+        let blocks = message["content"].as_array().filter(|_| message["type"] == "message")?;
+        self.start(message);
+        let mut deltas = Vec::new();
+        for (index, block) in blocks.iter().enumerate() {
+            deltas.push(self.start_block(index, &json!({ "content_block": block })));
+            if let Some(text) = block["text"].as_str() {
+                deltas.push(Delta::Text { block: index, text: text.to_owned() });
+            }
+        }
+        self.blocks.values_mut().for_each(|block| block.closed = true);
+        self.change(&json!({ "delta": message, "usage": message["usage"] }));
+        self.stopped = true;
+        Some(deltas)
     }
 
     /// The whole answer, if the stream said that it is whole.
@@ -194,14 +207,51 @@ fn append(value: &mut Value, field: &str, more: &str) {
     }
 }
 
+impl Decoder for Assembly {
+    fn take(&mut self, data: &str) -> Result<Vec<Delta>, Failure> {
+        Ok(Assembly::take(self, data)?.into_iter().collect())
+    }
+
+    fn take_whole(&mut self, body: &Value) -> Result<Option<Vec<Delta>>, Failure> {
+        Ok(self.take_message(body))
+    }
+
+    fn is_complete(&self) -> bool {
+        self.stopped
+    }
+
+    fn finish(self) -> Result<Answer, Failure> {
+        Assembly::finish(self)
+    }
+}
+
 /// The failure of an answer that broke off: the same request may succeed.
 pub fn incomplete(message: &str) -> Failure {
-    Failure {
-        error: ErrorKind::ModelRequestFailed,
-        message: message.to_owned(),
-        retryable: true,
-        retry_after_ms: None,
-    }
+    Failure::new(ErrorKind::ModelRequestFailed, message, true)
+}
+
+/// The failure of a request that was longer than the model can take.
+pub fn overflow(message: String) -> Failure {
+    Failure { overflow: true, ..Failure::new(ErrorKind::ModelRequestFailed, message, false) }
+}
+
+/// How servers say that a request was too long: the Messages API, OpenAI's, llama.cpp's.
+const TOO_LONG: [&str; 6] = [
+    "prompt is too long",
+    "context length",
+    "context window",
+    "context size",
+    "exceed_context_size",
+    "context_length_exceeded",
+];
+
+/// Whether an error says that the request was too long for the model.
+fn is_overflow(status: Option<u16>, body: &Value) -> bool {
+    let error = &body["error"];
+    let parts = [&error["message"], &error["type"], &error["code"], &body["message"]];
+    let said = |text: &str| TOO_LONG.iter().any(|phrase| text.contains(phrase));
+    let said = parts.iter().filter_map(|p| p.as_str()).any(|t| said(&t.to_ascii_lowercase()));
+    status == Some(413) || (matches!(status, None | Some(400 | 422)) && said)
 }
 
 /// The failure that an error body states; `status` is that of the response, none within a stream.
@@ -225,7 +275,10 @@ pub fn failure(status: Option<u16>, body: &Value) -> Failure {
         Some(status) => format!("the model's server answered {status}: {text}"),
         None => format!("the model's server broke off: {text}"),
     };
-    Failure { error, message, retryable, retry_after_ms: None }
+    if is_overflow(status, body) {
+        return overflow(message);
+    }
+    Failure::new(error, message, retryable)
 }
 
 #[cfg(test)]

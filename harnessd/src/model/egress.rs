@@ -200,12 +200,8 @@ async fn watch(channel: Channel, alive: Arc<AtomicBool>) {
 
 /// What a fault of proxyd means for the request.
 fn failure(fault: &Fault) -> Failure {
-    Failure {
-        error: ErrorKind::ModelRequestFailed,
-        message: fault.lines(),
-        retryable: matches!(fault.code, Code::Unavailable | Code::Busy | Code::Internal),
-        retry_after_ms: None,
-    }
+    let retryable = matches!(fault.code, Code::Unavailable | Code::Busy | Code::Internal);
+    Failure::new(ErrorKind::ModelRequestFailed, fault.lines(), retryable)
 }
 
 fn unreachable(message: &str) -> Failure {

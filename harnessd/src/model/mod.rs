@@ -4,8 +4,11 @@
 //! decides whether to try again (the log does) and never hands out a part of a tool call.
 
 mod answer;
+mod chat;
 mod egress;
+mod exchange;
 mod messages;
+mod price;
 mod scripted;
 mod sse;
 
@@ -16,10 +19,11 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use crate::config::{ModelConfig, Provider};
-use crate::context::Prompt;
+use crate::context::{Profile, Prompt};
 use crate::log::{Failure, Usage};
 
 pub use egress::Egress;
+pub use price::Price;
 pub use scripted::{Script, ScriptError};
 
 /// A whole answer.
@@ -68,7 +72,9 @@ pub trait Model: Send + Sync {
 pub struct Models {
     table: BTreeMap<String, ModelConfig>,
     scripts: BTreeMap<String, Arc<Script>>,
-    egress: Arc<Egress>,
+    egress: Option<Arc<Egress>>,
+    /// Models that are not of the configuration.
+    given: BTreeMap<String, (ModelConfig, Arc<dyn Model>)>,
 }
 
 /// The name that stands for every model not named.
@@ -81,29 +87,62 @@ impl Models {
         scripts: BTreeMap<String, Arc<Script>>,
         egress: Egress,
     ) -> Self {
-        Self { table, scripts, egress: Arc::new(egress) }
+        Self { table, scripts, egress: Some(Arc::new(egress)), given: BTreeMap::new() }
+    }
+
+    /// Models made elsewhere, under their names.
+    pub fn given(given: BTreeMap<String, (ModelConfig, Arc<dyn Model>)>) -> Self {
+        Self { table: BTreeMap::new(), scripts: BTreeMap::new(), egress: None, given }
     }
 
     pub fn names(&self) -> Vec<String> {
-        self.table.keys().cloned().collect()
+        self.table.keys().chain(self.given.keys()).cloned().collect()
+    }
+
+    /// What the model of this name is shown of a session that says nothing else.
+    pub fn profile(&self, name: &str) -> Profile {
+        self.config(name).map_or(Profile::WholeLog, |(_, config)| config.context)
+    }
+
+    pub fn price(&self, name: &str) -> Option<Price> {
+        self.config(name)?.1.price
+    }
+
+    fn config(&self, name: &str) -> Option<(&str, &ModelConfig)> {
+        if let Some((key, (config, _))) = self.given.get_key_value(name) {
+            return Some((key, config));
+        }
+        let found = self.table.get_key_value(name).or_else(|| self.table.get_key_value(ANY));
+        found.map(|(key, config)| (key.as_str(), config))
     }
 
     /// The provider for the model of this name.
     pub fn find(&self, name: &str) -> Option<Arc<dyn Model>> {
-        let key = if self.table.contains_key(name) { name } else { ANY };
-        let config = self.table.get(key)?;
+        if let Some((_, model)) = self.given.get(name) {
+            return Some(Arc::clone(model));
+        }
+        let (key, config) = self.config(name)?;
+        let server = |endpoint: &http::Uri, temperature: Option<f64>| {
+            Some(exchange::Server {
+                egress: Arc::clone(self.egress.as_ref()?),
+                endpoint: endpoint.clone(),
+                model: config.model.clone().unwrap_or_else(|| name.to_owned()),
+                max_tokens: config.max_tokens,
+                temperature,
+                stall: config.stall,
+            })
+        };
         match &config.provider {
             Provider::Scripted { .. } => {
                 let script = Arc::clone(self.scripts.get(key)?);
                 Some(Arc::new(scripted::Scripted::new(script)))
             }
-            Provider::Messages { endpoint, temperature } => Some(Arc::new(messages::Messages {
-                egress: Arc::clone(&self.egress),
-                endpoint: endpoint.clone(),
-                model: config.model.clone().unwrap_or_else(|| name.to_owned()),
-                max_tokens: config.max_tokens,
-                temperature: *temperature,
-            })),
+            Provider::Messages { endpoint, temperature } => {
+                Some(Arc::new(messages::Messages(server(endpoint, *temperature)?)))
+            }
+            Provider::Chat { endpoint, temperature } => {
+                Some(Arc::new(chat::Chat(server(endpoint, *temperature)?)))
+            }
         }
     }
 }

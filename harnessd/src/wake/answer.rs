@@ -11,65 +11,90 @@ use ipc::id::CallId;
 use serde_json::Value;
 
 use super::*;
-use crate::context;
+use crate::context::Prompt;
 use crate::engine::{Part, Preview};
-use crate::log::{Agent, HandKind, Permission, ToolUse};
-use crate::model::{Answer, BlockKind, Delta};
+use crate::log::{HandKind, Permission, ToolUse};
+use crate::model::{Answer, BlockKind, Delta, Price, Sink};
 
 impl Run {
     pub(super) async fn call_model(&mut self, wait_ms: u64) -> Result<(), WakeError> {
         if wait_ms > 0 && !self.wait(Duration::from_millis(wait_ms)).await? {
             return Ok(());
         }
-        let agent = context::agent(&self.events)
-            .cloned()
-            .ok_or_else(|| LogError::NoSession(self.session.clone()))?;
-        let started = NewEvent::new(Body::ModelRequestStarted {
-            model: agent.model.clone(),
-            profile: self.profile.name().to_owned(),
-        });
-        let request = started.id.clone();
-        let mut batch = Vec::new();
-        if step::is_rescheduling(&self.events) {
-            batch.push(Body::StatusRunning {}.into());
+        let profile = self.profile();
+        if let Some(upto) = profile.summary_due(&self.state) {
+            return self.summarise(profile, upto).await;
         }
-        batch.push(started);
-        self.append(batch).await?;
-        let listening = Listening::new(&self.parts, &self.session, self.last());
-        let outcome = self.ask(&agent, &listening).await?;
+        let cut = profile.cut(&self.state);
+        let from = cut.from;
+        let prompt = self.prompt(cut).await?;
+        let request = self.begin_request(profile, from, false).await?;
+        let listening = Listening::new(&self.parts, &self.session, self.state.seq);
+        let outcome = self.ask(prompt, &|delta| listening.take(delta)).await?;
         match outcome {
             Ok(answer) => {
-                let batch = listening.events(answer, &request, &agent);
+                let price = self.parts.models.price(&self.agent.model);
+                let batch = listening.events(answer, &request, &self.agent, price);
                 Ok(self.append(batch).await?)
             }
             Err(failure) => {
                 listening.dropped();
-                let ms = listening.elapsed_ms();
-                self.request_failed(failed_request(request, failure, ms)).await
+                let mut ended = RequestEnded::new(request);
+                ended.failure = Some(failure);
+                ended.duration_ms = listening.elapsed_ms();
+                self.request_failed(ended).await
             }
         }
     }
 
-    async fn ask(
+    /// The context profile in force: the session's own, else that of its model.
+    pub(super) fn profile(&self) -> Profile {
+        let chosen = self.state.profile.as_deref().and_then(|name| name.parse().ok());
+        chosen.unwrap_or_else(|| self.parts.models.profile(&self.agent.model))
+    }
+
+    /// Appends that the model is about to be asked; gives the id of that event.
+    pub(super) async fn begin_request(
+        &mut self,
+        profile: Profile,
+        from: u64,
+        summary: bool,
+    ) -> Result<String, WakeError> {
+        let started = NewEvent::new(Body::ModelRequestStarted {
+            model: self.agent.model.clone(),
+            profile: profile.to_string(),
+            from,
+            summary,
+        });
+        let request = started.id.clone();
+        let mut batch = Vec::new();
+        if self.state.is_rescheduling() {
+            batch.push(Body::StatusRunning {}.into());
+        }
+        batch.push(started);
+        self.append(batch).await?;
+        Ok(request)
+    }
+
+    pub(super) async fn ask(
         &self,
-        agent: &Agent,
-        listening: &Listening,
+        prompt: Prompt,
+        sink: Sink<'_>,
     ) -> Result<Result<Answer, Failure>, WakeError> {
-        let Some(model) = self.parts.models.find(&agent.model) else {
+        let name = &self.agent.model;
+        let Some(model) = self.parts.models.find(name) else {
             let known = self.parts.models.names().join(", ");
-            let message = format!(
-                "model {:?} is not in harnessd's configuration, which has: {known}",
-                agent.model
-            );
-            return Ok(Err(given_up(message)));
+            let message =
+                format!("model {name:?} is not in harnessd's configuration, which has: {known}");
+            return Ok(Err(Failure::new(ErrorKind::ModelRequestFailed, message, false)));
         };
-        let prompt = self.profile.prompt(&self.events);
-        let sink = |delta: Delta| listening.take(delta);
         tokio::select! {
-            answer = model.ask(prompt, &sink) => Ok(answer),
+            biased;
+            answer = model.ask(prompt, sink) => Ok(answer),
             outcome = self.interrupted() => {
                 outcome?;
-                Ok(Err(given_up("interrupted by the client".to_owned())))
+                let message = "interrupted by the client";
+                Ok(Err(Failure::new(ErrorKind::ModelRequestFailed, message, false)))
             }
             () = self.parts.stop.cancelled() => Err(WakeError::Stopped),
         }
@@ -78,11 +103,13 @@ impl Run {
     /// Appends the failure, and what follows from it.
     async fn request_failed(&mut self, ended: RequestEnded) -> Result<(), WakeError> {
         self.catch_up().await?;
-        let interrupted = step::is_interrupted(&self.events);
-        let wait = step::wait_after(&self.events, &ended);
+        let interrupted = self.state.is_interrupted();
+        let wait = step::wait_after(&self.state, &ended);
         let failure = ended.failure.clone();
         let mut batch: Vec<NewEvent> = vec![Body::ModelRequestEnded(ended).into()];
-        if let Some(failure) = failure.filter(|_| !interrupted) {
+        // One that is made again at once with less is no news to anybody.
+        let quiet = |failure: &Failure| interrupted || (failure.overflow && wait.is_some());
+        if let Some(failure) = failure.filter(|failure| !quiet(failure)) {
             tracing::warn!(
                 session = %self.session,
                 retry_in_ms = wait,
@@ -101,9 +128,10 @@ impl Run {
 
     /// Waits, and up to a quarter longer, so that many sessions do not come back as one; unless
     /// the client interrupts: then false.
-    async fn wait(&self, time: Duration) -> Result<bool, WakeError> {
-        let time = time + time.mul_f64(f64::from(random_byte()) / 1024.0);
+    pub(super) async fn wait(&self, time: Duration) -> Result<bool, WakeError> {
+        let time = time + time.mul_f64(f64::from(self.spread()) / 1024.0);
         tokio::select! {
+            biased;
             () = tokio::time::sleep(time) => Ok(true),
             outcome = self.interrupted() => {
                 outcome?;
@@ -112,20 +140,14 @@ impl Run {
             () = self.parts.stop.cancelled() => Err(WakeError::Stopped),
         }
     }
-}
 
-fn random_byte() -> u8 {
-    let mut byte = [0];
-    getrandom::fill(&mut byte).expect("the kernel's random source always answers after boot");
-    byte[0]
-}
-
-fn given_up(message: String) -> Failure {
-    Failure {
-        error: ErrorKind::ModelRequestFailed,
-        message,
-        retryable: false,
-        retry_after_ms: None,
+    /// Another number for each session and try (FNV-1a), and always the same for the same.
+    fn spread(&self) -> u8 {
+        let seq = self.state.seq.to_le_bytes();
+        let bytes = self.session.as_str().bytes().chain(seq);
+        let sum = bytes
+            .fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        sum.to_le_bytes()[3]
     }
 }
 
@@ -214,7 +236,13 @@ impl Listening {
     }
 
     /// The events of a whole answer, the end of the request last.
-    fn events(&self, answer: Answer, request: &str, agent: &Agent) -> Vec<NewEvent> {
+    fn events(
+        &self,
+        answer: Answer,
+        request: &str,
+        agent: &Agent,
+        price: Option<Price>,
+    ) -> Vec<NewEvent> {
         let mut heard = self.heard();
         let mut batch: Vec<NewEvent> = Vec::new();
         for (number, block) in answer.blocks.into_iter().enumerate() {
@@ -249,6 +277,7 @@ impl Listening {
             stop_details: answer.stop_details,
             cut: answer.cut,
             usage: answer.usage,
+            cost_nano_usd: price.map(|price| price.of(&answer.usage)),
             first_token_ms: heard.first_token_ms,
             duration_ms: self.elapsed_ms(),
         };

@@ -21,6 +21,7 @@ impl Run {
         let fresh: Vec<&PendingCall> = calls.iter().filter(|c| c.journal.is_none()).collect();
         if !fresh.is_empty() {
             let journal = tokio::select! {
+                biased;
                 journal = self.parts.hand.journal() => journal,
                 outcome = self.interrupted() => return Ok(outcome?),
                 () = self.parts.stop.cancelled() => return Err(WakeError::Stopped),
@@ -54,14 +55,15 @@ impl Run {
         cancel: &CancellationToken,
         ending: bool,
     ) -> Result<(), WakeError> {
-        let created = self.created()?.clone();
+        let created = self.created.clone();
+        let owner = self.owner.clone();
         let parts = Arc::clone(&self.parts);
         let session = self.session.clone();
         let mut shell: Option<oneshot::Receiver<()>> = None;
         let mut running: FuturesUnordered<_> = calls
             .into_iter()
             .map(|call| {
-                let request = request(&call, &created, &session, self.fence);
+                let request = request(&call, &created, &owner, &session, self.fence);
                 let (parts, policy) = (Arc::clone(&parts), created.policy.clone());
                 let cancel = cancel.clone();
                 let (done, next) = oneshot::channel();
@@ -85,6 +87,7 @@ impl Run {
         }
         while !running.is_empty() {
             let next = tokio::select! {
+                biased;
                 next = running.next() => next,
                 outcome = self.interrupted(), if !cancel.is_cancelled() => {
                     outcome?;
@@ -151,7 +154,7 @@ impl Run {
             .collect();
         batch.extend(processed(events));
         if idle {
-            batch.push(Body::Usage { usage: step::usage(&self.events) }.into());
+            batch.push(Body::Usage { usage: self.state.usage }.into());
             let stop_reason = StopReason::EndTurn;
             batch.push(Body::StatusIdle { stop_reason, stop_details: None }.into());
         }
@@ -163,11 +166,17 @@ impl Run {
     }
 }
 
-fn request(call: &PendingCall, created: &Created, session: &SessionId, fence: u64) -> Execute {
+fn request(
+    call: &PendingCall,
+    created: &Created,
+    owner: &str,
+    session: &SessionId,
+    fence: u64,
+) -> Execute {
     Execute {
         call: call.used.call.clone(),
         session: session.clone(),
-        owner: created.owner.clone(),
+        owner: owner.to_owned(),
         fence,
         journal: call.journal.clone(),
         environment: created.policy.clone(),

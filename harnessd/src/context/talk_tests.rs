@@ -4,7 +4,11 @@ use ipc::id::CallId;
 use serde_json::json;
 
 use super::*;
-use crate::log::{CallOutcome, HandKind, Permission, RequestEnded, StopReason, ToolResult, Usage};
+use crate::log::{CallOutcome, HandKind, Permission, RequestEnded, StopReason, ToolResult};
+
+fn messages(events: &[Event]) -> Vec<Value> {
+    super::messages(events, &Cut::default())
+}
 
 fn log(bodies: Vec<(&str, Body)>) -> Vec<Event> {
     let event = |(n, (id, body)): (usize, (&str, Body))| Event {
@@ -53,18 +57,7 @@ fn result(id: &str, what: &str) -> Body {
 }
 
 fn ended() -> Body {
-    Body::ModelRequestEnded(RequestEnded {
-        request: "r".into(),
-        failure: None,
-        model: None,
-        message: None,
-        stop_reason: None,
-        stop_details: None,
-        cut: false,
-        usage: Usage::default(),
-        first_token_ms: None,
-        duration_ms: 0,
-    })
+    Body::ModelRequestEnded(RequestEnded::new("r"))
 }
 
 fn whole() -> Vec<Event> {
