@@ -22,6 +22,7 @@ import textwrap
 from support import Place, free_port, port_answers, wait_for
 
 LOADGEN = os.environ["LOADGEN"]
+PROXYD = os.environ.get("PROXYD", f"{os.environ['CLEANHANDS_BIN']} proxyd").split()
 HOST = "bench.example"
 NAMES = 400
 SECRET = "SECRET-CANARY-bench-0123456789"
@@ -104,14 +105,32 @@ def children(pid):
     return found
 
 
-def proxyd_processes(up):
-    """proxyd and its vault child, among what `cleanhands up` started."""
-    for pid in children(up):
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            words = f.read().split(b"\0")
-        if b"proxyd" in words[:4] and b"vault" not in words[:5]:
-            return children(pid)
-    raise SystemExit("proxyd is not among what was started")
+def start_proxyd(place, upstreams):
+    """proxyd alone, as `cleanhands up` starts it; gives its process and that of its vault."""
+    for name in ("run", "state", "policies", "config"):
+        (place.root / name).mkdir(mode=0o700)
+    for name, text in POLICIES.items():
+        (place.root / f"policies/{name}.toml").write_text(textwrap.dedent(text))
+    (place.root / "config/proxyd.toml").write_text("".join(
+        f'[upstreams."{host}"]\ndial = "127.0.0.1:{port}"\nca = "{place.root}/ca.pem"\n'
+        for host, port in upstreams.items()))
+    for path in [*(place.root / "policies").iterdir(), *(place.root / "config").iterdir()]:
+        path.chmod(0o600)
+    place.start("proxyd", [
+        *PROXYD, "--config", f"{place.root}/config/proxyd.toml", "--runtime-dir",
+        f"{place.root}/run", "--state-dir", f"{place.root}/state", "--policies-dir",
+        f"{place.root}/policies"])
+    proxyd = place.processes[-1][1]
+
+    def served():
+        if proxyd.poll() is not None:
+            raise SystemExit(f"proxyd ended:\n{place.log('proxyd')}")
+        with socket.socket(socket.AF_UNIX) as s:
+            return s.connect_ex(f"{place.root}/run/proxyd.sock") == 0
+
+    wait_for("proxyd to serve", 30, served)
+    place.store_secret("bench", SECRET)
+    return children(proxyd.pid)
 
 
 def open_lease(place, environment):
@@ -156,9 +175,7 @@ def start(place, cpus):
         nginx = place.processes[-1][1].pid
         wait_for("nginx to listen", 15, lambda: port_answers(front))
         names = [HOST, *(f"h{n}.{HOST}" for n in range(NAMES))]
-        place.cleanhands(POLICIES, dict.fromkeys(names, port))
-    place.store_secret("bench", SECRET)
-    ours = proxyd_processes(place.processes[-1][1].pid)
+        ours = start_proxyd(place, dict.fromkeys(names, port))
     peers = {
         "direct": {"via": f"127.0.0.1:{near}", "ca": near_ca, "pids": [near_pid]},
         "nginx": {"via": f"127.0.0.1:{front}", "ca": ca, "pids": children(nginx)},

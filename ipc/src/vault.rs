@@ -41,6 +41,9 @@ pub struct Health {
     /// Where the policy files are read from.
     #[serde(default)]
     pub policies: Option<std::path::PathBuf>,
+    /// What is wrong with the files as they are now, so that former ones are in force.
+    #[serde(default)]
+    pub problem: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +136,9 @@ pub struct AuditRecord {
     pub duration_ms: Option<u64>,
     /// Values masked in what streamed back.
     pub scrubbed: Option<u64>,
+    /// In a record that stands for further denials like the ones before it: how many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated: Option<u64>,
     /// SHA-256 over the record before and this one, hex.
     pub hash: String,
 }

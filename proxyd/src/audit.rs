@@ -1,43 +1,54 @@
 //! The audit: one record for each decision and one for how it ended, in order, chained, on disk.
 //!
-//! A thread of its own writes. It takes everything that waits, writes it in one transaction, syncs
-//! once, and only then lets the waiting requests go on: nothing leaves before its decision is on
-//! disk, and many requests share one sync. When the disk refuses, or too much waits, decisions
-//! fail and nothing leaves.
+//! A decision is handed to the kernel before its request leaves, so that nothing that leaves is
+//! forgotten when this process is killed. A thread syncs what was handed over, in groups, within
+//! [`GROUP`]: only a machine that loses power can lose records, those of the last group. When the
+//! disk refuses, decisions fail and nothing leaves; when syncing falls behind by more than
+//! [`UNSYNCED_MAX`] records, decisions wait, and fail in the end. Outcomes and counted denials are
+//! handed over with the next decision or with the group.
 //!
-//! Each record carries the hash of itself and of the one before ([`chain`]). `verify` finds a
-//! record that was changed or is missing from the middle. It cannot see that the newest records
-//! were cut off, nor a chain that was rewritten as a whole: for that a head must have been noted
-//! elsewhere. A record holds names and paths, never a query, a header, a body or an injected value.
+//! The records stand in segment files ([`journal`]), each record with the hash of itself and of
+//! the one before ([`record`]). `verify` ([`read`]) finds a record that was changed or is missing
+//! from the middle, or from the end while this process lives. It cannot see a chain that was
+//! rewritten as a whole: for that a head must have been noted elsewhere. A record holds names and
+//! paths, never a query, a header, a body or an injected value. Denials that repeat are written
+//! singly at first and then counted ([`flood`]).
 
-mod chain;
-mod store;
+mod flood;
+mod journal;
+mod read;
+mod record;
 
+use std::borrow::Borrow;
+use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ipc::id::{CallId, LeaseId, RequestId, SandboxId, SessionId};
-use ipc::vault::{AuditKind, AuditPage, AuditRecord, ChainReport};
-use rusqlite::Connection;
-use tokio::sync::{mpsc, oneshot};
+use ipc::vault::{AuditKind, AuditPage, ChainReport};
+use tokio::sync::watch;
 
-use store::Writer;
+use flood::{Floods, Verdict};
+use journal::Journal;
+use read::Reader;
 
 /// Most records in one page.
 pub const PAGE_RECORDS_MAX: usize = 1000;
-/// Records that may wait for the disk: some tens of milliseconds of the fastest traffic.
-const WAITING_MAX: usize = 4096;
-/// Records in one transaction.
-const GROUP_MAX: usize = 512;
-/// How long a write waits for somebody who reads the store with another program.
-const BUSY_TIMEOUT: Duration = Duration::from_millis(1000);
+/// How long a record may wait for its sync: what a power cut can cost.
+const GROUP: Duration = Duration::from_millis(20);
+/// Records that may be with the kernel and not on disk: more than any group at full speed.
+const UNSYNCED_MAX: u64 = 32 * 1024;
+/// How long a decision waits for the disk to catch up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often counted denials are looked at when nothing else happens.
+const FLOOD_LOOK: Duration = Duration::from_secs(1);
 
 /// Why nothing may leave, or why the audit cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuditError {
     #[error("the audit takes no more records: {0} are waiting for the disk")]
-    Full(usize),
+    Full(u64),
     #[error("cannot write the audit: {0}")]
     Write(String),
     #[error("cannot read the audit: {0}")]
@@ -46,8 +57,9 @@ pub enum AuditError {
     Gone,
 }
 
-/// What a record says; the audit adds number, time and hash. Fields as in [`AuditRecord`]. A query
-/// in `path` is cut off, and texts are cut to the lengths in [`Line::into_record`].
+/// What a record says; the audit adds number, time and hash. Fields as in
+/// [`ipc::vault::AuditRecord`]. A query in `path` is cut off, and texts are cut to the lengths in
+/// [`record`].
 #[derive(Clone, Default)]
 pub struct Line {
     pub request: Option<RequestId>,
@@ -71,51 +83,8 @@ pub struct Line {
     pub bytes_down: Option<u64>,
     pub duration_ms: Option<u64>,
     pub scrubbed: Option<u64>,
-}
-
-impl Line {
-    fn into_record(self, kind: AuditKind) -> AuditRecord {
-        let query = |byte: char| byte == '?' || byte == '#';
-        AuditRecord {
-            seq: 0,
-            time: format!("{:.3}", jiff::Timestamp::now()),
-            kind,
-            request: self.request,
-            lease: self.lease,
-            session: self.session,
-            sandbox: self.sandbox,
-            calls: self.calls,
-            environment: cut(self.environment, 128),
-            generation: self.generation,
-            entry: cut(self.entry, 32),
-            host: cut(self.host, 255),
-            port: self.port,
-            address: cut(self.address, 64),
-            method: cut(self.method, 64),
-            path: cut(self.path.map(|path| path.split(query).next().unwrap_or("").into()), 2048),
-            rule: cut(self.rule, 128),
-            credential: cut(self.credential, 128),
-            reason: cut(self.reason, 1024),
-            status: self.status,
-            bytes_up: self.bytes_up,
-            bytes_down: self.bytes_down,
-            duration_ms: self.duration_ms,
-            scrubbed: self.scrubbed,
-            hash: String::new(),
-        }
-    }
-}
-
-/// What a sandbox chose must not fill the disk.
-fn cut(text: Option<String>, bytes_max: usize) -> Option<String> {
-    text.map(|mut text| {
-        if text.len() > bytes_max {
-            let end = (0..=bytes_max).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-            text.truncate(end);
-            text.push('…');
-        }
-        text
-    })
+    /// For how many denials beyond this one the record stands.
+    pub repeated: Option<u64>,
 }
 
 /// Which records a page holds.
@@ -130,125 +99,282 @@ pub struct Filter {
     pub call: Option<CallId>,
 }
 
-/// The audit. Clones share one writer.
+/// The audit. Clones share one journal.
 #[derive(Clone)]
-pub struct Audit {
-    jobs: mpsc::Sender<Job>,
-    reader: Arc<Mutex<Connection>>,
+pub struct Audit(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// Tells the syncing thread that there is something to do.
+    work: Condvar,
+    /// The last record on disk, and whether the thread has ended.
+    synced: watch::Sender<Synced>,
+    reader: Mutex<Reader>,
 }
 
-enum Job {
-    Record(Box<AuditRecord>, Option<oneshot::Sender<Result<u64, AuditError>>>),
-    Close(oneshot::Sender<()>),
+#[derive(Clone, Copy, Default)]
+struct Synced {
+    last: u64,
+    ended: bool,
+}
+
+struct State {
+    journal: Journal,
+    floods: Floods,
+    /// Somebody waits for the disk: the group is closed at once.
+    urgent: bool,
+    closed: bool,
+    /// The disk failed to sync: decisions fail until it succeeds.
+    failed: Option<AuditError>,
+    synced: u64,
 }
 
 impl Audit {
-    /// Opens or makes the store at `path` and starts its writer. SQLite keeps its log beside the
-    /// file, so the directory must be writable, also for a process that confines itself later.
-    pub fn open(path: &Path) -> Result<Audit, AuditError> {
-        let writer = Writer::open(path)?;
-        let reader = Arc::new(Mutex::new(store::open_reader(path)?));
-        let (jobs, waiting) = mpsc::channel(WAITING_MAX);
+    /// Opens or makes the journal in the directory `dir` and starts the thread that syncs it.
+    pub fn open(dir: &Path) -> Result<Audit, AuditError> {
+        let journal = Journal::open(dir)?;
+        let last = journal.last();
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                journal,
+                floods: Floods::default(),
+                urgent: false,
+                closed: false,
+                failed: None,
+                synced: last,
+            }),
+            work: Condvar::new(),
+            synced: watch::Sender::new(Synced { last, ended: false }),
+            reader: Mutex::new(Reader::new(dir)),
+        });
+        let syncing = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("audit".into())
-            .spawn(move || write_groups(writer, waiting))
+            .spawn(move || sync_groups(&syncing))
             .map_err(|error| AuditError::Write(error.to_string()))?;
-        Ok(Audit { jobs, reader })
+        Ok(Audit(shared))
     }
 
-    /// Records a decision; resolves when it is on disk. On an error nothing may leave.
+    /// Records that something may leave; resolves when that is with the kernel. On an error
+    /// nothing may leave.
+    pub async fn allow(&self, line: &Line) -> Result<u64, AuditError> {
+        let write = |state: &mut State| state.write(AuditKind::Allowed, line);
+        self.once_synced(write).await
+    }
+
+    /// Records a denial, or counts it; whether it has a record of its own.
+    pub async fn deny(&self, line: &Line) -> Result<bool, AuditError> {
+        let write = |state: &mut State| {
+            if state.floods.look(line, Instant::now()) == Verdict::Counted {
+                return Ok(false);
+            }
+            state.write(AuditKind::Denied, line).map(|_| true)
+        };
+        self.once_synced(write).await
+    }
+
+    /// Records a decision of either kind.
     pub async fn decide(&self, allowed: bool, line: Line) -> Result<u64, AuditError> {
-        let kind = if allowed { AuditKind::Allowed } else { AuditKind::Denied };
-        self.written(kind, line).await
+        match allowed {
+            true => self.allow(&line).await,
+            false => self.deny(&line).await.map(u64::from),
+        }
     }
 
-    /// Records how an allowed exchange ended. Resolves when the record is queued: what happened is
-    /// no longer to be stopped, so this waits for room where a decision would fail.
+    /// Does `write` as soon as the disk is not too far behind.
+    async fn once_synced<T>(
+        &self,
+        write: impl Fn(&mut State) -> Result<T, AuditError>,
+    ) -> Result<T, AuditError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let synced = {
+                let mut state = self.0.state();
+                let behind = state.journal.last() - state.synced;
+                if behind < UNSYNCED_MAX {
+                    return write(&mut state).inspect(|_| self.0.work.notify_one());
+                }
+                if Instant::now() >= deadline {
+                    return Err(AuditError::Full(behind));
+                }
+                self.0.synced.subscribe()
+            };
+            // Whatever ends the wait, the state is looked at again.
+            let _ = tokio::time::timeout_at(deadline.into(), self.0.caught_up(synced)).await;
+        }
+    }
+
+    /// Records how an allowed exchange ended. What happened is no longer to be stopped, so this
+    /// does not wait: the record is handed over with the next decision or group.
     pub async fn outcome(&self, line: Line) -> Result<(), AuditError> {
-        let record = Box::new(line.into_record(AuditKind::Outcome));
-        self.jobs.send(Job::Record(record, None)).await.map_err(|_| AuditError::Gone)
+        let mut state = self.0.state();
+        if state.closed {
+            return Err(AuditError::Gone);
+        }
+        state.journal.add(AuditKind::Outcome, &line);
+        self.0.work.notify_one();
+        Ok(())
     }
 
     /// Records something else worth a line; resolves when it is on disk.
-    pub async fn note(&self, line: Line) -> Result<u64, AuditError> {
-        self.written(AuditKind::Note, line).await
-    }
-
-    async fn written(&self, kind: AuditKind, line: Line) -> Result<u64, AuditError> {
-        let (done, written) = oneshot::channel();
-        let job = Job::Record(Box::new(line.into_record(kind)), Some(done));
-        self.jobs.try_send(job).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => AuditError::Full(WAITING_MAX),
-            mpsc::error::TrySendError::Closed(_) => AuditError::Gone,
-        })?;
-        written.await.unwrap_or(Err(AuditError::Gone))
+    pub async fn note(&self, line: impl Borrow<Line>) -> Result<u64, AuditError> {
+        let mut synced = self.0.synced.subscribe();
+        let number = {
+            let mut state = self.0.state();
+            let number = state.write(AuditKind::Note, line.borrow())?;
+            state.urgent = true;
+            self.0.work.notify_one();
+            number
+        };
+        loop {
+            let seen = *synced.borrow_and_update();
+            if seen.last >= number {
+                return Ok(number);
+            }
+            if seen.ended {
+                return Err(AuditError::Gone);
+            }
+            if let Some(error) = self.0.state().failed.clone() {
+                return Err(error);
+            }
+            synced.changed().await.map_err(|_| AuditError::Gone)?;
+        }
     }
 
     /// The records that the filter names, in order.
     pub async fn page(&self, filter: Filter) -> Result<AuditPage, AuditError> {
-        self.read(move |db| store::page(db, &filter)).await
+        self.read(move |reader, _| reader.page(&filter)).await
     }
 
     /// Recomputes the whole chain.
     pub async fn verify(&self) -> Result<ChainReport, AuditError> {
-        self.read(store::verify).await
+        self.read(|reader, last| reader.verify(last)).await
     }
 
+    /// Reads what is in the journal up to now; `work` is told the number of its last record.
     async fn read<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection) -> Result<T, AuditError> + Send + 'static,
+        work: impl FnOnce(&mut Reader, u64) -> Result<T, AuditError> + Send + 'static,
     ) -> Result<T, AuditError> {
-        let reader = self.reader.clone();
+        let shared = Arc::clone(&self.0);
         tokio::task::spawn_blocking(move || {
-            work(&reader.lock().unwrap_or_else(PoisonError::into_inner))
+            let last = {
+                let mut state = shared.state();
+                // What cannot be written now is not to be read either; its writer is told.
+                let _ = state.journal.hand_over();
+                state.journal.last()
+            };
+            work(&mut shared.reader.lock().unwrap_or_else(PoisonError::into_inner), last)
         })
         .await
         .unwrap_or_else(|error| Err(AuditError::Read(error.to_string())))
     }
 
-    /// Writes what is queued and ends the writer; later records are refused.
+    /// Writes and syncs what is there and ends the thread; later records are refused.
     pub async fn close(&self) {
-        let (done, closed) = oneshot::channel();
-        if self.jobs.send(Job::Close(done)).await.is_ok() {
-            // An error means that the writer has ended, which is what was asked for.
-            let _ = closed.await;
+        self.0.state().closed = true;
+        self.0.work.notify_one();
+        // The sender lives as long as `self`, so waiting cannot fail.
+        let _ = self.0.synced.subscribe().wait_for(|synced| synced.ended).await;
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked held it between two whole records.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Resolves after one more sync.
+    async fn caught_up(&self, mut synced: watch::Receiver<Synced>) {
+        synced.borrow_and_update();
+        let last = self.state().synced;
+        // An end of the thread shows in the state.
+        let _ = synced.wait_for(|now| now.ended || now.last > last).await;
+    }
+}
+
+impl State {
+    /// Writes one record, and what waited before it.
+    fn write(&mut self, kind: AuditKind, line: &Line) -> Result<u64, AuditError> {
+        if self.closed {
+            return Err(AuditError::Gone);
+        }
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.journal.add(kind, line);
+        self.journal.hand_over().inspect_err(|error| {
+            tracing::error!(%error, "audit records not written");
+        })?;
+        Ok(self.journal.last())
+    }
+
+    /// Closes a group: everything goes to the kernel. Gives what is to be synced.
+    fn group(&mut self) -> (u64, Vec<Arc<File>>) {
+        self.urgent = false;
+        let expired = self.floods.expired(Instant::now(), self.closed);
+        for line in expired {
+            self.journal.add(AuditKind::Denied, &line);
+        }
+        if let Err(error) = self.journal.hand_over() {
+            tracing::error!(%error, "audit records not written");
+        }
+        (self.journal.last(), self.journal.take_unsynced())
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.closed && self.journal.last() == self.synced && !self.journal.has_waiting()
+    }
+}
+
+/// The syncing thread's life.
+fn sync_groups(shared: &Shared) {
+    loop {
+        let mut state = shared.state();
+        while state.is_idle() && !state.floods.is_due(Instant::now()) {
+            let waited = shared.work.wait_timeout(state, FLOOD_LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let end = Instant::now() + GROUP;
+        while !state.urgent && !state.closed {
+            let Some(left) = end.checked_duration_since(Instant::now()) else { break };
+            let waited = shared.work.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let closed = state.closed;
+        let (last, files) = state.group();
+        drop(state);
+        let outcome = files.iter().try_for_each(|file| file.sync_data());
+        settle(shared, last, files, outcome);
+        if closed {
+            shared.state().journal.release();
+            shared.synced.send_modify(|synced| synced.ended = true);
+            return;
         }
     }
 }
 
-/// The writer's life: everything that waits becomes one group.
-fn write_groups(mut writer: Writer, mut waiting: mpsc::Receiver<Job>) {
-    let mut closing = Vec::new();
-    while let Some(first) = waiting.blocking_recv() {
-        let mut records = Vec::new();
-        let mut waiters = Vec::new();
-        let mut next = Some(first);
-        while let Some(job) = next {
-            match job {
-                Job::Record(record, waiter) => {
-                    records.push(*record);
-                    waiters.push(waiter);
-                }
-                Job::Close(done) => {
-                    waiting.close();
-                    closing.push(done);
-                }
-            }
-            next = if records.len() < GROUP_MAX { waiting.try_recv().ok() } else { None };
+/// Tells everybody how far the disk is.
+fn settle(shared: &Shared, last: u64, files: Vec<Arc<File>>, outcome: std::io::Result<()>) {
+    let mut state = shared.state();
+    match outcome {
+        Ok(()) => {
+            state.synced = last;
+            state.failed = None;
+            drop(state);
+            shared.synced.send_modify(|synced| synced.last = last);
         }
-        let outcome = writer.append(&mut records);
-        if let Err(error) = &outcome {
-            tracing::error!(%error, records = records.len(), "audit records not written");
+        Err(error) => {
+            tracing::error!(%error, "audit records not synced: nothing leaves until they are");
+            state.failed = Some(AuditError::Write(format!("cannot sync: {error}")));
+            // The kernel reports a failed write-back once, and then calls the pages clean: what
+            // this file holds may be lost, so a new one is begun, which says so.
+            state.journal.give_up_segment(files, &error);
+            drop(state);
+            shared.synced.send_modify(|_| {});
+            std::thread::sleep(FLOOD_LOOK);
         }
-        for (record, waiter) in records.iter().zip(waiters) {
-            // Whoever waited may have gone away.
-            let _ = waiter.map(|waiter| waiter.send(outcome.clone().map(|()| record.seq)));
-        }
-    }
-    // The channel is closed and empty: everything that was taken is written.
-    for done in closing {
-        // Whoever closed may have stopped waiting.
-        let _ = done.send(());
     }
 }
 

@@ -15,6 +15,7 @@ mod automaton;
 mod encoded;
 mod forms;
 mod masker;
+mod skip;
 
 use std::sync::Arc;
 
@@ -162,6 +163,9 @@ pub fn scrub_text(patterns: &Patterns, text: &str) -> (String, u64) {
 
 /// The masked copy and the number of matches; none when nothing matched.
 fn mask_all(patterns: &Patterns, text: &[u8]) -> Option<(Vec<u8>, u64)> {
+    if text.len() < patterns.0.shortest() {
+        return None;
+    }
     let mut clean: Option<Vec<u8>> = None;
     let mut state = Automaton::ROOT;
     let (mut found, mut masked_to) = (0, 0);

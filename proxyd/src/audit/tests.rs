@@ -1,4 +1,7 @@
-//! The audit on a real file: order, groups, filters, tampering, and a disk that refuses.
+//! The audit on real files: order, filters, tampering, a disk that refuses, a power cut, floods.
+
+use std::fs::OpenOptions;
+use std::path::PathBuf;
 
 use super::*;
 
@@ -19,38 +22,64 @@ fn line(path: &str) -> Line {
 }
 
 fn open(dir: &tempfile::TempDir) -> Audit {
-    Audit::open(&dir.path().join("audit.sqlite")).unwrap()
+    Audit::open(dir.path()).unwrap()
 }
 
-/// Somebody with the file in hand, triggers out of the way.
-fn tamper(dir: &tempfile::TempDir, sql: &str) {
-    let db = Connection::open(dir.path().join("audit.sqlite")).unwrap();
-    db.execute_batch("DROP TRIGGER record_is_never_changed; DROP TRIGGER record_is_never_deleted")
-        .unwrap();
-    db.execute_batch(sql).unwrap();
+async fn all(audit: &Audit) -> Vec<ipc::vault::AuditRecord> {
+    audit.page(Filter { limit: PAGE_RECORDS_MAX, ..Filter::default() }).await.unwrap().records
+}
+
+/// The first segment.
+fn file(dir: &tempfile::TempDir) -> PathBuf {
+    read::segment_path(dir.path(), 1)
+}
+
+/// Where each record of the first segment begins, and where the last ends.
+fn offsets(dir: &tempfile::TempDir) -> Vec<usize> {
+    let bytes = std::fs::read(file(dir)).unwrap();
+    let mut at = vec![journal::HEADER_BYTES];
+    while let Some(frame) = record::frame(&bytes, at[at.len() - 1]) {
+        at.push(frame.end);
+    }
+    at
 }
 
 #[tokio::test]
 async fn records_are_numbered_chained_and_found_again_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let audit = open(&dir);
-    audit.decide(true, line("/a?token=SECRET-CANARY")).await.unwrap();
+    audit.allow(&line("/a?token=SECRET-CANARY")).await.unwrap();
     audit.outcome(Line { status: Some(200), ..line("/a") }).await.unwrap();
     audit.close().await;
-    assert_eq!(audit.decide(true, line("/late")).await, Err(AuditError::Gone));
+    assert_eq!(audit.allow(&line("/late")).await, Err(AuditError::Gone));
 
     let audit = open(&dir);
-    let third = audit.decide(false, line("/b")).await.unwrap();
+    audit.deny(&line("/b")).await.unwrap();
 
-    assert_eq!(third, 3);
-    let page = audit.page(Filter { limit: 10, ..Filter::default() }).await.unwrap();
-    let kinds: Vec<_> = page.records.iter().map(|record| record.kind).collect();
+    let records = all(&audit).await;
+    let kinds: Vec<_> = records.iter().map(|record| record.kind).collect();
     assert_eq!(kinds, [AuditKind::Allowed, AuditKind::Outcome, AuditKind::Denied]);
-    assert_eq!(page.records[0].path.as_deref(), Some("/a"));
-    assert_eq!(page.last, 3);
+    assert_eq!(records.iter().map(|record| record.seq).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(records[0].path.as_deref(), Some("/a"));
+    assert_eq!(records[1].status, Some(200));
+    assert_eq!(records[2].calls, [CallId::parse("call_1").unwrap()]);
     let report = audit.verify().await.unwrap();
     assert_eq!((report.records, report.problems.len()), (3, 0));
-    assert_eq!(report.head, page.records[2].hash);
+    assert_eq!(report.head, records[2].hash);
+    assert!(!std::fs::read(file(&dir)).unwrap().windows(13).any(|w| w == b"SECRET-CANARY"));
+}
+
+#[tokio::test]
+async fn a_decision_is_in_the_file_when_it_is_made_and_on_disk_when_a_note_returns() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+
+    audit.allow(&line("/a")).await.unwrap();
+    let handed_over = offsets(&dir).len() - 1;
+    let number = audit.note(&line("/b")).await.unwrap();
+
+    assert_eq!((handed_over, number), (1, 2));
+    assert!(audit.0.synced.borrow().last >= 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,7 +89,7 @@ async fn decisions_at_the_same_time_get_each_a_number_of_their_own() {
     let tasks: Vec<_> = (0..500)
         .map(|i| {
             let audit = audit.clone();
-            tokio::spawn(async move { audit.decide(true, line(&format!("/{i}"))).await.unwrap() })
+            tokio::spawn(async move { audit.allow(&line(&format!("/{i}"))).await.unwrap() })
         })
         .collect();
 
@@ -75,105 +104,240 @@ async fn decisions_at_the_same_time_get_each_a_number_of_their_own() {
 }
 
 #[tokio::test]
-async fn pages_are_filtered_and_bounded() {
-    let dir = tempfile::tempdir().unwrap();
-    let audit = open(&dir);
-    for i in 0..6 {
-        let id = if i % 2 == 0 { "even" } else { "odd" };
-        let calls = vec![CallId::parse(id).unwrap(), CallId::parse(&format!("c{i}")).unwrap()];
-        let session = Some(SessionId::parse(id).unwrap());
-        let lease = Some(LeaseId::parse(&format!("lease_{}", i / 3)).unwrap());
-        audit.note(Line { calls, session, lease, ..line("/") }).await.unwrap();
-    }
-    let call = |id: &str| Some(CallId::parse(id).unwrap());
-    for (filter, expected) in [
-        (Filter { limit: 100, ..Filter::default() }, vec![1, 2, 3, 4, 5, 6]),
-        (Filter { limit: 2, after: 3, ..Filter::default() }, vec![4, 5]),
-        (Filter { limit: 9, call: call("odd"), ..Filter::default() }, vec![2, 4, 6]),
-        (Filter { limit: 9, call: call("c3"), ..Filter::default() }, vec![4]),
-        (Filter { limit: 9, call: call("none"), ..Filter::default() }, vec![]),
-        (
-            Filter { limit: 9, session: SessionId::parse("even").ok(), ..Filter::default() },
-            vec![1, 3, 5],
-        ),
-        (
-            Filter { limit: 9, lease: LeaseId::parse("lease_1").ok(), ..Filter::default() },
-            vec![4, 5, 6],
-        ),
-    ] {
-        let page = audit.page(filter).await.unwrap();
-        let found: Vec<u64> = page.records.iter().map(|record| record.seq).collect();
-        assert_eq!(found, expected);
+async fn pages_are_filtered_and_bounded_within_and_across_segments() {
+    for segments in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = open(&dir);
+        for i in 0..6 {
+            let id = if i % 2 == 0 { "even" } else { "odd" };
+            let calls = vec![CallId::parse(id).unwrap(), CallId::parse(&format!("c{i}")).unwrap()];
+            let session = Some(SessionId::parse(id).unwrap());
+            let lease = Some(LeaseId::parse(&format!("lease_{}", i / 3)).unwrap());
+            audit.note(&Line { calls, session, lease, ..line("/") }).await.unwrap();
+            if segments {
+                audit.0.state().journal.fill_segment();
+            }
+        }
+        let call = |id: &str| Some(CallId::parse(id).unwrap());
+        for (filter, expected) in [
+            (Filter { limit: 100, ..Filter::default() }, vec![1, 2, 3, 4, 5, 6]),
+            (Filter { limit: 2, after: 3, ..Filter::default() }, vec![4, 5]),
+            (Filter { limit: 2, after: 5, ..Filter::default() }, vec![6]),
+            (Filter { limit: 9, after: 6, ..Filter::default() }, vec![]),
+            (Filter { limit: 9, call: call("odd"), ..Filter::default() }, vec![2, 4, 6]),
+            (Filter { limit: 9, call: call("c3"), ..Filter::default() }, vec![4]),
+            (Filter { limit: 9, call: call("none"), ..Filter::default() }, vec![]),
+            (
+                Filter { limit: 9, session: SessionId::parse("even").ok(), ..Filter::default() },
+                vec![1, 3, 5],
+            ),
+            (
+                Filter { limit: 9, lease: LeaseId::parse("lease_1").ok(), ..Filter::default() },
+                vec![4, 5, 6],
+            ),
+        ] {
+            let page = audit.page(filter).await.unwrap();
+            let found: Vec<u64> = page.records.iter().map(|record| record.seq).collect();
+            assert_eq!(found, expected, "in several segments: {segments}");
+        }
+        let found = read::segments(dir.path()).unwrap().len();
+        assert_eq!(found, if segments { 6 } else { 1 });
+        assert!(audit.verify().await.unwrap().problems.is_empty());
     }
 }
 
 #[tokio::test]
-async fn records_cannot_be_changed_or_deleted_through_the_store() {
+async fn a_second_daemon_cannot_write_to_the_same_audit() {
     let dir = tempfile::tempdir().unwrap();
     let audit = open(&dir);
-    audit.decide(true, line("/a")).await.unwrap();
-    let db = Connection::open(dir.path().join("audit.sqlite")).unwrap();
 
-    for sql in ["UPDATE record SET host = 'x'", "DELETE FROM record"] {
-        let error = db.execute(sql, []).unwrap_err().to_string();
-        assert!(error.contains("audit records are never"), "{error}");
-    }
+    let second = Audit::open(dir.path());
+    audit.close().await;
+    let third = Audit::open(dir.path());
+
+    assert!(matches!(second, Err(AuditError::Write(text)) if text.contains("in use")));
+    assert!(third.is_ok());
 }
 
 #[tokio::test]
 async fn verify_names_what_was_changed_and_what_is_missing() {
-    for (sql, problem) in [
-        ("UPDATE record SET host = 'evil.example' WHERE seq = 2", "record 2 was changed"),
-        ("UPDATE record SET bytes_up = 1 WHERE seq = 4", "record 4 was changed"),
-        ("UPDATE record SET kind = 'other' WHERE seq = 3", "record 3 is not readable"),
-        ("DELETE FROM record WHERE seq = 3", "record 3 is missing"),
-        ("DELETE FROM record WHERE seq IN (1, 2)", "records 1 to 2 are missing"),
-    ] {
+    type Tamper = fn(&mut Vec<u8>, &[usize]);
+    let cases: [(Tamper, &str); 6] = [
+        (|bytes, at| bytes[at[2] - 40] ^= 1, "record 2 was changed"),
+        (|bytes, at| bytes[at[3] + 4 + 16] = 9, "record 4 is not readable"),
+        (|bytes, at| bytes[at[4] - 1] ^= 1, "record 4 was changed"),
+        (|bytes, at| drop(bytes.drain(at[2]..at[3])), "record 3 is missing"),
+        (|bytes, at| drop(bytes.drain(at[0]..at[2])), "records 1 to 2 are missing"),
+        (|bytes, at| bytes.truncate(at[3]), "records 4 to 5 are missing"),
+    ];
+    for (tamper, problem) in cases {
         let dir = tempfile::tempdir().unwrap();
         let audit = open(&dir);
         for i in 0..5 {
-            audit.decide(true, line(&format!("/{i}"))).await.unwrap();
+            audit.allow(&line(&format!("/{i}"))).await.unwrap();
         }
+        let at = offsets(&dir);
 
-        tamper(&dir, sql);
+        let mut bytes = std::fs::read(file(&dir)).unwrap();
+        tamper(&mut bytes, &at);
+        std::fs::write(file(&dir), bytes).unwrap();
 
         let report = audit.verify().await.unwrap();
-        assert!(report.problems[0].starts_with(problem), "{sql}: {:?}", report.problems);
-        assert_eq!(report.problems.len(), 1, "{sql}: {:?}", report.problems);
+        assert!(
+            report.problems.iter().any(|found| found.starts_with(problem)),
+            "{problem}: {:?}",
+            report.problems
+        );
     }
 }
 
 #[tokio::test]
-async fn nothing_is_decided_while_the_store_refuses_and_lost_outcomes_are_noted() {
+async fn verify_misses_a_segment_that_was_removed_or_put_in_from_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let audit = open(&dir);
-    audit.decide(true, line("/before")).await.unwrap();
-    let blocker = Connection::open(dir.path().join("audit.sqlite")).unwrap();
-    blocker.execute_batch("BEGIN IMMEDIATE").unwrap();
+    for i in 0..4 {
+        audit.allow(&line(&format!("/{i}"))).await.unwrap();
+        audit.0.state().journal.fill_segment();
+    }
+    let second = read::segment_path(dir.path(), 2);
+    let third = read::segment_path(dir.path(), 3);
+    let bytes = std::fs::read(&second).unwrap();
+
+    let mut other = std::fs::read(&third).unwrap();
+    let at = other.len() - record::HASH_BYTES - 8;
+    other[at] ^= 1;
+    std::fs::write(&third, other).unwrap();
+    let changed = audit.verify().await.unwrap().problems;
+    std::fs::remove_file(&second).unwrap();
+    let removed = audit.verify().await.unwrap().problems;
+    std::fs::write(&second, &bytes[..journal::HEADER_BYTES]).unwrap();
+    let emptied = audit.verify().await.unwrap().problems;
+
+    assert!(changed[0].starts_with("record 3 was changed"), "{changed:?}");
+    assert!(removed[0].starts_with("record 2 is missing"), "{removed:?}");
+    assert!(emptied[0].starts_with("record 2 is missing"), "{emptied:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_decided_while_the_disk_refuses_and_lost_outcomes_are_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+    audit.allow(&line("/before")).await.unwrap();
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let real = audit.0.state().journal.write_to(full);
 
     audit.outcome(line("/lost")).await.unwrap();
-    let refused = audit.decide(true, line("/refused")).await;
-    blocker.execute_batch("ROLLBACK").unwrap();
-    audit.decide(true, line("/after")).await.unwrap();
+    let refused = audit.allow(&line("/refused")).await;
+    audit.0.state().journal.write_again_to(real);
+    audit.0.state().failed = None;
+    audit.allow(&line("/after")).await.unwrap();
 
     assert!(matches!(refused, Err(AuditError::Write(_))), "{refused:?}");
-    let page = audit.page(Filter { limit: 10, ..Filter::default() }).await.unwrap();
-    let reasons: Vec<_> = page.records.iter().filter_map(|r| r.reason.as_deref()).collect();
-    assert_eq!(reasons, ["1 outcomes could not be written before this"]);
-    let paths: Vec<_> = page.records.iter().filter_map(|r| r.path.as_deref()).collect();
+    let records = all(&audit).await;
+    let reasons: Vec<_> = records.iter().filter_map(|r| r.reason.as_deref()).collect();
+    assert!(reasons.contains(&"1 outcomes could not be written before this"), "{reasons:?}");
+    let paths: Vec<_> = records.iter().filter_map(|r| r.path.as_deref()).collect();
     assert_eq!(paths, ["/before", "/after"]);
     assert!(audit.verify().await.unwrap().problems.is_empty());
 }
 
-#[test]
-fn what_a_sandbox_chose_is_cut() {
-    let record = Line {
+#[tokio::test]
+async fn a_record_that_a_power_cut_left_half_is_set_aside_and_noted() {
+    for (cut, whole) in [(1, 2), (40, 2), (0, 3)] {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = open(&dir);
+        for i in 0..3 {
+            audit.allow(&line(&format!("/{i}"))).await.unwrap();
+        }
+        audit.close().await;
+        let bytes = std::fs::read(file(&dir)).unwrap();
+        std::fs::write(file(&dir), &bytes[..bytes.len() - cut]).unwrap();
+
+        let audit = open(&dir);
+        audit.allow(&line("/next")).await.unwrap();
+
+        let records = all(&audit).await;
+        let paths = records.iter().filter(|record| record.path.is_some()).count();
+        assert_eq!(paths, whole + 1, "cut by {cut}");
+        let noted = records.iter().any(|r| r.reason.as_deref().is_some_and(|r| r.contains("cut")));
+        assert_eq!(noted, cut > 0);
+        assert!(audit.verify().await.unwrap().problems.is_empty(), "cut by {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_record_changed_in_the_last_segment_is_not_mended_by_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+    for i in 0..3 {
+        audit.allow(&line(&format!("/{i}"))).await.unwrap();
+    }
+    audit.close().await;
+    let (mut bytes, at) = (std::fs::read(file(&dir)).unwrap(), offsets(&dir));
+    bytes[at[2] - 40] ^= 1;
+    std::fs::write(file(&dir), bytes).unwrap();
+
+    let report = open(&dir).verify().await.unwrap();
+
+    assert_eq!(report.records, 3);
+    assert!(report.problems[0].starts_with("record 2 was changed"), "{:?}", report.problems);
+}
+
+#[tokio::test]
+async fn denials_that_repeat_are_counted_and_the_first_are_written_singly() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+    let denied = |host: &str, path: &str| Line {
+        host: Some(host.into()),
+        reason: Some("host_not_listed: no rule lists it".into()),
+        ..line(path)
+    };
+
+    let mut singly = 0;
+    for i in 0..1000 {
+        singly += u64::from(audit.deny(&denied("evil.example", &format!("/{i}"))).await.unwrap());
+    }
+    let other = audit.deny(&denied("other.example", "/")).await.unwrap();
+    audit.close().await;
+
+    let records = all(&open(&dir)).await;
+    let counted: u64 = records.iter().filter_map(|record| record.repeated).sum();
+    let paths = records.iter().filter(|record| record.path.is_some()).count() as u64;
+    assert!(other && singly < 100, "{singly} were written singly");
+    assert_eq!((paths, paths - 1 + counted), (singly + 1, 1000));
+}
+
+#[tokio::test]
+async fn a_sandbox_that_varies_what_it_asks_for_cannot_fill_the_disk_with_denials() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+
+    for i in 0..20_000 {
+        let host = Some(format!("h{i}.example"));
+        let reason = Some(format!("host_not_listed: no rule lists h{i}.example"));
+        audit.deny(&Line { host, reason, ..line("/") }).await.unwrap();
+    }
+    audit.close().await;
+
+    let records = all(&open(&dir)).await;
+    let counted: u64 = records.iter().filter_map(|record| record.repeated).sum();
+    assert!(records.len() < 200, "{} records", records.len());
+    assert_eq!(counted + records.iter().filter(|r| r.repeated.is_none()).count() as u64, 20_000);
+}
+
+#[tokio::test]
+async fn what_a_sandbox_chose_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+    let long = Line {
         path: Some(format!("/{}?q#f", "é".repeat(3000))),
         method: Some("M".repeat(100)),
         ..Line::default()
-    }
-    .into_record(AuditKind::Denied);
+    };
 
+    audit.deny(&long).await.unwrap();
+
+    let record = all(&audit).await.remove(0);
     assert_eq!(record.path.unwrap().len(), 2047 + "…".len());
     assert_eq!(record.method.unwrap().chars().count(), 65);
 }

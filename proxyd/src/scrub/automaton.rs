@@ -2,10 +2,12 @@
 //!
 //! This is Aho and Corasick's machine: a tree of all needles whose failure links lead to the
 //! longest tail that is again the beginning of a needle. It is ours because it must be wiped after
-//! use and must say how much of the input a later byte could still turn into a match.
+//! use and must say how much of the input a later byte could still turn into a match. Where no
+//! match is open it is spared most of the input by [`Skip`].
 
 use zeroize::Zeroize;
 
+use super::skip::Skip;
 use crate::vault::Secret;
 
 /// A shorter beginning never counts: too much else begins like it.
@@ -32,6 +34,7 @@ pub(super) struct Automaton {
     nodes: Vec<Node>,
     /// The root's children by byte: most input never leaves the root.
     first: [u32; 256],
+    skip: Skip,
 }
 
 impl Automaton {
@@ -56,7 +59,8 @@ impl Automaton {
         // The whole room at once: a vector that grows would leave copies behind.
         let mut nodes = Vec::with_capacity(bytes + 1);
         nodes.push(Node::default());
-        let mut automaton = Self { nodes, first: [0; 256] };
+        let skip = Skip::new(needles, |length| counts(length).min(length));
+        let mut automaton = Self { nodes, first: [0; 256], skip };
         for needle in needles {
             let needle = needle.expose_secret();
             automaton.insert(needle, counts(needle.len()));
@@ -67,6 +71,11 @@ impl Automaton {
 
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.len() == 1
+    }
+
+    /// Length of the shortest text that can be a match.
+    pub(super) fn shortest(&self) -> usize {
+        self.skip.window()
     }
 
     /// Length of the longest needle that ended with the last byte; 0 when none did.
@@ -84,6 +93,7 @@ impl Automaton {
     pub(super) fn next_match(&self, state: &mut u32, text: &[u8], at: &mut usize) -> Option<usize> {
         while *at < text.len() {
             if *state == Self::ROOT {
+                *at = self.skip.next(text, *at);
                 let rest = &text[*at..];
                 match rest.iter().position(|b| self.first[usize::from(*b)] != 0) {
                     None => {
