@@ -24,7 +24,12 @@ impl PolicySet {
     /// Reads every `NAME.toml` of a directory. Files that somebody besides root and the calling
     /// user can write are refused: whoever writes a policy decides where credentials go.
     pub fn load(dir: &Path) -> Result<Self, Vec<Diagnostic>> {
-        Self::parse(&crate::load::read(dir)?)
+        Self::parse(&Self::read(dir)?)
+    }
+
+    /// The same files as paths and texts, sorted, for those who must tell one state from another.
+    pub fn read(dir: &Path) -> Result<Vec<(String, String)>, Vec<Diagnostic>> {
+        crate::load::read(dir)
     }
 
     /// Parses files given as name (`dev.toml`, or a path that ends in it) and text.

@@ -1,23 +1,32 @@
 //! proxyd's configuration: command line, then `proxyd.toml`, then the system's places.
 //!
 //! What the file says is the operator's alone; a file that others can write is refused. After
-//! [`Config::load`] no field needs a further check.
+//! [`Config::load`] no field needs a further check. `proxyd.toml.5.md` describes every key.
 
-use std::collections::{BTreeMap, HashMap};
+mod idle;
+mod way_out;
+
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use ipc::layout::Layout;
-use policies::Host;
 use serde::Deserialize;
+
+pub use idle::Idle;
+pub use way_out::{
+    Dial, Exempt, Identity, Login, PasswordPlace, Protocols, ProxyRow, Resolve, Through,
+    UpstreamRow, WayOut,
+};
+use way_out::{FileProxy, FileUpstream};
 
 const DNS_PORT: u16 = 53;
 
 /// The command line.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(
     name = "proxyd",
     version,
@@ -62,11 +71,21 @@ struct File {
     /// Other uids whose statements about owners count: those of sandboxd and harnessd.
     #[serde(default)]
     trusted_uids: Vec<u32>,
+    /// The same by name.
+    #[serde(default)]
+    trusted_users: Vec<ipc::account::NamedUser>,
     key: Option<String>,
+    idle_timeout: Option<String>,
+    tunnel_idle_timeout: Option<String>,
     #[serde(default)]
     resolver: FileResolver,
+    /// Addresses besides loopback at which a lease's holder may listen for its clients.
+    #[serde(default)]
+    lease_addresses: Vec<IpAddr>,
+    trust_store: Option<PathBuf>,
     #[serde(default)]
     upstreams: BTreeMap<String, FileUpstream>,
+    upstream_proxy: Option<FileProxy>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -75,22 +94,6 @@ struct FileResolver {
     /// Who is asked for names, instead of the host's own name servers.
     #[serde(default)]
     servers: Vec<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct FileUpstream {
-    dial: Option<String>,
-    ca: Option<PathBuf>,
-}
-
-/// What the upstream table says about one name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UpstreamRow {
-    /// Dial this instead of resolving the name. The rule's `addresses` still count.
-    pub dial: Option<SocketAddr>,
-    /// Trust this CA, and only this, for the name.
-    pub ca: Option<PathBuf>,
 }
 
 /// The checked configuration.
@@ -102,7 +105,12 @@ pub struct Config {
     pub key: Option<String>,
     /// Name servers to ask; empty: those of the host.
     pub resolver: Vec<SocketAddr>,
-    pub upstreams: HashMap<Host, UpstreamRow>,
+    pub lease_addresses: Vec<IpAddr>,
+    pub idle: Idle,
+    pub way_out: WayOut,
+    /// Where the file lies, or would.
+    pub path: PathBuf,
+    arguments: Arguments,
 }
 
 /// Why there is no configuration.
@@ -114,8 +122,8 @@ pub enum ConfigError {
     Writable { path: PathBuf, mode: u32, uid: u32 },
     #[error("{path}: {reason}")]
     Parse { path: PathBuf, reason: String },
-    #[error("{path}: upstreams.{name:?}: {reason}")]
-    Upstream { path: PathBuf, name: String, reason: String },
+    #[error("{path}: {key}: {reason}")]
+    Key { path: PathBuf, key: String, reason: String },
     #[error(
         "{path}: resolver.servers: {server:?} is no address, as in \"10.0.0.2\" or \"[::1]:53\""
     )]
@@ -144,11 +152,40 @@ impl Config {
         Ok(Self {
             layout,
             log: level.parse().map_err(|_| ConfigError::Level(level))?,
-            trusted_uids: file.trusted_uids,
+            trusted_uids: (file.trusted_uids.into_iter())
+                .chain(file.trusted_users.iter().map(|user| user.uid))
+                .collect(),
             key: file.key,
             resolver: resolver(&path, file.resolver.servers)?,
-            upstreams: upstreams(&path, file.upstreams)?,
+            lease_addresses: file.lease_addresses,
+            idle: Idle::check(file.idle_timeout.as_deref(), file.tunnel_idle_timeout.as_deref())
+                .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
+            way_out: WayOut::check(file.trust_store, file.upstreams, file.upstream_proxy)
+                .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
+            path,
+            arguments: arguments.clone(),
         })
+    }
+
+    /// Reads the same file again.
+    pub fn again(&self) -> Result<Self, ConfigError> {
+        Self::load(&self.arguments)
+    }
+
+    /// The keys that differ and that only a new start puts in force.
+    pub fn fixed_differences(&self, next: &Self) -> Vec<&'static str> {
+        let differs = [
+            ("runtime-dir", self.layout.runtime != next.layout.runtime),
+            ("state-dir", self.layout.state != next.layout.state),
+            ("policies-dir", self.layout.policies != next.layout.policies),
+            ("log", self.log != next.log),
+            ("trusted-uids", self.trusted_uids != next.trusted_uids),
+            ("key", self.key != next.key),
+            ("resolver", self.resolver != next.resolver),
+            ("lease-addresses", self.lease_addresses != next.lease_addresses),
+            ("idle-timeout", self.idle != next.idle),
+        ];
+        differs.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()
     }
 
     /// proxyd's own state directory.
@@ -196,93 +233,5 @@ fn resolver(path: &Path, servers: Vec<String>) -> Result<Vec<SocketAddr>, Config
     servers.into_iter().map(parse).collect()
 }
 
-fn upstreams(
-    path: &Path,
-    rows: BTreeMap<String, FileUpstream>,
-) -> Result<HashMap<Host, UpstreamRow>, ConfigError> {
-    let mut table = HashMap::new();
-    for (name, row) in rows {
-        let failed = |reason: String| ConfigError::Upstream {
-            path: path.to_owned(),
-            name: name.clone(),
-            reason,
-        };
-        let host = Host::parse(&name).map_err(|error| failed(error.to_string()))?;
-        let dial = match row.dial {
-            Some(text) => Some(text.parse().map_err(|_| {
-                failed(format!("dial = {text:?} is no address and port, as in \"127.0.0.1:443\""))
-            })?),
-            None => None,
-        };
-        if row.ca.as_ref().is_some_and(|ca| !ca.is_absolute()) {
-            return Err(failed("ca must be an absolute path".to_owned()));
-        }
-        table.insert(host, UpstreamRow { dial, ca: row.ca });
-    }
-    Ok(table)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(text: &str) -> Result<Config, ConfigError> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("proxyd.toml");
-        std::fs::write(&path, text).unwrap();
-        let arguments = Arguments::parse_from_rest(vec!["--config".into(), path.into()]);
-        Config::load(&arguments.unwrap())
-    }
-
-    #[test]
-    fn every_key_has_its_effect() {
-        let config = load(
-            "runtime-dir = \"/r\"\nstate-dir = \"/s\"\npolicies-dir = \"/p\"\nlog = \"debug\"\n\
-             trusted-uids = [7]\nkey = \"file:/k\"\n\
-             [resolver]\nservers = [\"10.0.0.2\", \"[::1]:5353\"]\n\
-             [upstreams.\"Billing.Example\"]\ndial = \"127.0.0.1:8443\"\nca = \"/ca.pem\"\n",
-        )
-        .unwrap();
-
-        assert_eq!(config.layout.runtime, Path::new("/r"));
-        assert_eq!(config.state(), Path::new("/s/proxyd"));
-        assert_eq!(config.layout.policies, Path::new("/p"));
-        assert_eq!(config.log, tracing::Level::DEBUG);
-        assert_eq!(config.trusted_uids, [7]);
-        assert_eq!(config.key.as_deref(), Some("file:/k"));
-        let servers = ["10.0.0.2:53", "[::1]:5353"].map(|text| text.parse().unwrap());
-        assert_eq!(config.resolver, servers);
-        let row = &config.upstreams[&Host::parse("billing.example").unwrap()];
-        assert_eq!(row.dial, Some("127.0.0.1:8443".parse().unwrap()));
-        assert_eq!(row.ca.as_deref(), Some(Path::new("/ca.pem")));
-    }
-
-    #[test]
-    fn mistakes_name_the_key() {
-        let table = [
-            ("unknown-key = 1\n", "unknown-key"),
-            ("[upstreams.\"a.test\"]\ndial = \"a:1\"\n", "dial"),
-            ("[upstreams.\"a.test\"]\nca = \"ca.pem\"\n", "absolute"),
-            ("[resolver]\nservers = [\"dns.test\"]\n", "dns.test"),
-            ("log = \"loud\"\n", "loud"),
-        ];
-        for (text, word) in table {
-            let error = load(text).unwrap_err().to_string();
-
-            assert!(error.contains(word), "{text:?} gave {error}");
-        }
-    }
-
-    #[test]
-    fn a_file_that_others_can_write_is_refused() {
-        use std::os::unix::fs::PermissionsExt;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("proxyd.toml");
-        std::fs::write(&path, "").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-
-        let outcome = read(&path, true);
-
-        assert!(matches!(outcome, Err(ConfigError::Writable { .. })));
-    }
-}
+mod tests;

@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 
 use crate::Daemon;
 use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
+use crate::reload;
 use crate::scrub;
 use crate::vault::{Secret, VaultError};
 
@@ -43,7 +44,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/heads", post(keep_head))
         .route("/v1/scrub", post(scrub_texts))
         .route("/v1/leases", get(list_leases))
-        .route("/v1/reload", post(reload))
+        .route("/v1/reload", post(read_again))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&daemon), only_trusted));
     Router::new()
         .route("/v1/health", get(health))
@@ -75,6 +76,7 @@ async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
         key_source: daemon.facts.key_source.clone(),
         vault_pid: daemon.facts.pid,
         policies: Some(daemon.policies.dir().to_owned()),
+        problem: reload::problem(&daemon),
     })
 }
 
@@ -186,7 +188,7 @@ async fn keep_head(
         generation: daemon.policies.current().number,
         ..Line::default()
     };
-    daemon.audit.note(line).await.map_err(audit_fault)?;
+    daemon.audit.note(&line).await.map_err(audit_fault)?;
     Ok(Json(json!({})))
 }
 
@@ -218,10 +220,10 @@ async fn list_leases(State(daemon): State<Arc<Daemon>>) -> Json<Value> {
     Json(json!({ "leases": daemon.leases.views() }))
 }
 
-async fn reload(State(daemon): State<Arc<Daemon>>) -> Result<Json<Value>, Fault> {
-    let generation = crate::reload(&daemon).await.map_err(|mistakes| {
-        Fault::new(Code::Invalid, mistakes.to_string())
-            .with_hint("nothing was changed: the former policies stay in force")
+async fn read_again(State(daemon): State<Arc<Daemon>>) -> Result<Json<Value>, Fault> {
+    let generation = reload::all(&daemon).await.map_err(|error| {
+        Fault::new(Code::Invalid, error.to_string())
+            .with_hint("what is wrong changes nothing: the former state of it stays in force")
     })?;
     Ok(Json(json!({ "generation": generation })))
 }
@@ -230,7 +232,7 @@ async fn reload(State(daemon): State<Arc<Daemon>>) -> Result<Json<Value>, Fault>
 async fn note(daemon: &Daemon, reason: String) -> Result<(), Fault> {
     let generation = daemon.policies.current().number;
     let line = Line { reason: Some(reason), generation, ..Line::default() };
-    daemon.audit.note(line).await.map(|_| ()).map_err(audit_fault)
+    daemon.audit.note(&line).await.map(|_| ()).map_err(audit_fault)
 }
 
 fn vault_fault(error: VaultError) -> Fault {

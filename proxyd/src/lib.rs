@@ -9,6 +9,7 @@ mod request;
 mod entry;
 mod lease;
 mod policy;
+mod reload;
 
 mod dns;
 mod head;
@@ -24,8 +25,12 @@ mod vault;
 mod audit;
 mod config;
 mod control;
+mod shards;
 mod start;
 mod sys;
+
+#[doc(hidden)]
+pub mod fuzzing;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -39,10 +44,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use audit::{Audit, Line};
-use config::{Arguments, Config};
+use audit::Audit;
+use config::{Arguments, Config, Idle};
 use lease::Leases;
-use policy::{Mistakes, Policies};
+use policy::Policies;
+use reload::Configured;
+use shards::Shards;
 use start::{Prepared, StartError};
 use tls::leaf::Leaves;
 use upstream::Upstreams;
@@ -57,12 +64,15 @@ const POLICY_LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Daemon {
     trusted_uids: Vec<u32>,
     policies: Policies,
+    configured: Configured,
     vault: Vault,
     facts: VaultFacts,
     audit: Audit,
     leaves: Leaves,
     leases: Arc<Leases>,
     upstreams: Upstreams,
+    shards: Shards,
+    idle: Idle,
     /// Everything that is under way.
     tasks: TaskTracker,
     /// Cancelled when flows are to end.
@@ -111,7 +121,7 @@ fn run(exec: &SelfExec, arguments: &Arguments) -> Result<(), StartError> {
     }
     start::log(config.log);
     let prepared = start::prepare(exec, config)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
@@ -137,9 +147,12 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     );
     let control = tokio::spawn(control);
     tokio::spawn(lease::serve::serve(Arc::clone(&daemon), sockets.lease, stop.clone()));
-    tokio::spawn(entry::explicit::serve(Arc::clone(&daemon), sockets.egress, stop.clone()));
+    let shard = daemon.shards.for_listener();
+    let egress = shards::moved(sockets.egress, shard).map_err(StartError::Runtime)?;
+    shard.spawn(entry::explicit::serve(Arc::clone(&daemon), egress, stop.clone()));
     tokio::spawn(Arc::clone(&daemon.leases).sweep());
     tokio::spawn(daemon.upstreams.clone().sweep());
+    tokio::spawn(daemon.leaves.clone().keep_fresh());
     ipc::daemon::ready("serving");
     tracing::info!(generation = daemon.policies.current().number, "proxyd serves");
     let mut look = tokio::time::interval(POLICY_LOOK);
@@ -150,10 +163,11 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
             () = vault.gone() => break Err(StartError::VaultGone),
-            _ = hangup.recv() => report(reload(&daemon).await),
+            // What is wrong is logged, and stands in the health answer.
+            _ = hangup.recv() => drop(reload::all(&daemon).await),
             _ = look.tick() => {
                 if daemon.policies.have_changed() {
-                    report(reload(&daemon).await);
+                    drop(reload::policies(&daemon).await);
                 }
             }
             _ = alive.tick() => ipc::daemon::alive(),
@@ -176,24 +190,5 @@ async fn drain(daemon: &Daemon, stop: &CancellationToken) {
         daemon.ending.cancel();
         // Flows see the cancellation at their next step; their outcomes are recorded then.
         let _ = tokio::time::timeout(DRAIN, daemon.tasks.wait()).await;
-    }
-}
-
-/// Puts changed policy files in force: new requests are judged by them at once, and flows that
-/// they no longer allow are stopped.
-pub(crate) async fn reload(daemon: &Daemon) -> Result<u64, Mistakes> {
-    let generation = daemon.policies.reload()?;
-    daemon.leases.judge_again(&daemon.policies.current());
-    tracing::info!(generation, "policies loaded");
-    let reason = Some(format!("policies loaded as generation {generation}"));
-    if let Err(error) = daemon.audit.note(Line { reason, generation, ..Line::default() }).await {
-        tracing::error!(%error, "cannot record a reload");
-    }
-    Ok(generation)
-}
-
-fn report(outcome: Result<u64, Mistakes>) {
-    if let Err(mistakes) = outcome {
-        tracing::error!(%mistakes, "changed policies are not loaded, the former stay in force");
     }
 }

@@ -1,6 +1,12 @@
 //! The policies in force, and how a changed file takes effect.
 //!
 //! A set is replaced whole. A file that does not parse changes nothing and is reported.
+//!
+//! A generation's number stands for the texts of all files. It is kept in proxyd's state, so a
+//! number in the audit means one set of texts for ever: the same files have the same number after
+//! a restart, others have a higher one.
+
+mod record;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -8,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 
 use policies::{Diagnostic, Policy, PolicySet};
+
+use record::Record;
 
 /// One state of all policies.
 pub struct Generation {
@@ -19,16 +27,15 @@ impl Generation {
     pub fn environment(&self, name: &str) -> Option<&Arc<Policy>> {
         self.set.environment(name)
     }
-
-    /// What is legal but most likely not meant.
-    pub fn warnings(&self) -> &[Diagnostic] {
-        self.set.warnings()
-    }
 }
 
 /// The policies in force.
 pub struct Policies {
     dir: PathBuf,
+    /// Which number stands for which texts.
+    record: Mutex<Record>,
+    /// Why the files, as they are now, are not in force; none when they are.
+    problem: Mutex<Option<String>>,
     current: RwLock<Arc<Generation>>,
     seen: Mutex<Snapshot>,
 }
@@ -53,27 +60,72 @@ impl std::fmt::Display for Mistakes {
     }
 }
 
+impl std::error::Error for Mistakes {}
+
+/// Why policies are not in force.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("{0}")]
+    Mistakes(#[from] Mistakes),
+    #[error("cannot keep the number of the policies' generation in {path}: {source}")]
+    Record { path: PathBuf, source: std::io::Error },
+}
+
 impl Policies {
-    /// Loads the first generation.
-    pub fn load(dir: &Path) -> Result<Self, Mistakes> {
+    /// Reads the files without putting them in force: what `--check` does.
+    pub fn check(dir: &Path) -> Result<PolicySet, Mistakes> {
+        PolicySet::load(dir).map_err(Mistakes)
+    }
+
+    /// Loads the files for the first time. `state` is where the last number is kept.
+    pub fn load(dir: &Path, state: &Path) -> Result<Self, LoadError> {
         let seen = snapshot(dir);
-        let set = PolicySet::load(dir).map_err(Mistakes)?;
-        let first = Arc::new(Generation { number: 1, set });
-        Ok(Self { dir: dir.to_owned(), current: RwLock::new(first), seen: Mutex::new(seen) })
+        let files = PolicySet::read(dir).map_err(Mistakes)?;
+        let set = PolicySet::parse(&files).map_err(Mistakes)?;
+        let mut record = Record::open(state)?;
+        let number = record.number(&files)?;
+        let first = Arc::new(Generation { number, set });
+        Ok(Self {
+            dir: dir.to_owned(),
+            record: Mutex::new(record),
+            problem: Mutex::new(None),
+            current: RwLock::new(first),
+            seen: Mutex::new(seen),
+        })
     }
 
     pub fn current(&self) -> Arc<Generation> {
         Arc::clone(&self.current.read().expect("no holder of this lock panics"))
     }
 
-    /// Loads the files again and puts them in force; says the new generation.
-    pub fn reload(&self) -> Result<u64, Mistakes> {
+    /// Loads the files again and puts them in force; says the generation. A failure leaves the
+    /// former one in force and is remembered.
+    pub fn reload(&self) -> Result<u64, LoadError> {
         *self.seen.lock().expect("no holder of this lock panics") = snapshot(&self.dir);
-        let set = PolicySet::load(&self.dir).map_err(Mistakes)?;
+        let loaded = self.try_reload();
+        let problem = loaded.as_ref().err().map(ToString::to_string);
+        *self.problem.lock().expect("no holder of this lock panics") = problem;
+        loaded
+    }
+
+    fn try_reload(&self) -> Result<u64, LoadError> {
+        let files = PolicySet::read(&self.dir).map_err(Mistakes)?;
+        let set = PolicySet::parse(&files).map_err(Mistakes)?;
+        let mut record = self.record.lock().expect("no holder of this lock panics");
+        // What was taken back must not stay allowed because a disk is full. The audit is on that
+        // disk too: without room there is no record under this number, and nothing leaves.
+        let number = record.number(&files).unwrap_or_else(|error| {
+            tracing::error!(%error, "a restart may use this number again");
+            record.last()
+        });
         let mut current = self.current.write().expect("no holder of this lock panics");
-        let number = current.number + 1;
         *current = Arc::new(Generation { number, set });
         Ok(number)
+    }
+
+    /// Why the files, as they were when last looked at, are not in force.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().expect("no holder of this lock panics").clone()
     }
 
     /// Whether a file was changed, added or removed since the last look.
@@ -114,7 +166,8 @@ mod tests {
         };
         std::fs::write(&file, "").unwrap();
         permit(0o600);
-        let policies = Policies::load(dir.path()).unwrap();
+        let state = tempfile::tempdir().unwrap();
+        let policies = Policies::load(dir.path(), state.path()).unwrap();
         assert!(!policies.have_changed());
 
         permit(0o666);
@@ -123,5 +176,37 @@ mod tests {
         permit(0o600);
 
         assert!(policies.have_changed() && policies.reload().is_ok());
+    }
+
+    #[test]
+    fn a_number_stands_for_the_same_texts_for_ever() {
+        let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let load = || Policies::load(dir.path(), state.path()).unwrap();
+        let write = |name: &str, text: &str| {
+            let file = dir.path().join(name);
+            std::fs::write(&file, text).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        write("dev.toml", "description = \"one\"\n");
+
+        let policies = load();
+        let first = policies.current().number;
+        assert_eq!(policies.reload().unwrap(), first, "nothing changed");
+        write("dev.toml", "description = \"two\"\n");
+        let second = policies.reload().unwrap();
+        write("dev.toml", "nonsense\n");
+        assert!(policies.reload().is_err());
+        assert!(policies.problem().unwrap().contains("dev.toml"));
+        write("dev.toml", "description = \"two\"\n");
+        assert_eq!(policies.reload().unwrap(), second, "mended to what it was");
+        assert_eq!(policies.problem(), None);
+        assert_eq!(load().current().number, second, "a restart with the same files");
+        write("groups.toml", "[groups]\na = [\"b.example\"]\n");
+        let third = load().current().number;
+        write("dev.toml", "description = \"one\"\n");
+        std::fs::remove_file(dir.path().join("groups.toml")).unwrap();
+        let fourth = load().current().number;
+
+        assert_eq!((first, second, third, fourth), (1, 2, 3, 4));
     }
 }

@@ -1,21 +1,28 @@
 //! Replies that proxyd makes itself: denials and failures, readable by whoever asked.
 //!
 //! A program finds the code in a header, a person or a model finds rule, reason and hint in the
-//! body. gRPC clients get a status of theirs, git gets plain lines, which it prints.
+//! body, in the form that its client prints ([`form`]). Clients that print no body print the
+//! reason phrase.
+
+pub mod form;
 
 use bytes::Bytes;
 use ipc::id::RequestId;
 use policies::{Denial, DenialCode};
-use serde_json::json;
 
 use crate::audit::AuditError;
-use crate::head::{Fields, ResponseHead};
+use crate::head::ResponseHead;
 use crate::inject::InjectError;
+use crate::relay::answer::AnswerError;
 use crate::relay::body::WriteError;
 use crate::relay::exchange::ExchangeError;
 use crate::relay::h1::framing::Framing;
 use crate::relay::responder::Responder;
 use crate::upstream::UpstreamError;
+use form::Form;
+
+/// Longest reason phrase: some clients read a status line into a small buffer.
+const REASON_BYTES_MAX: usize = 200;
 
 /// Why a request is not answered by its upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +45,24 @@ impl Refusal {
 
     pub fn failed(status: u16, code: &'static str, reason: impl Into<String>) -> Self {
         Self { denied: false, ..Self::denied(status, code, reason) }
+    }
+
+    /// The refusal as a person reads it.
+    fn lines(&self, request: &RequestId) -> String {
+        let what = if self.denied { "denied" } else { "failed" };
+        let mut text = format!("cleanhands: {what} ({}): {}\n", self.code, self.reason);
+        if let Some(hint) = &self.hint {
+            text.push_str(&format!("cleanhands: {hint}\n"));
+        }
+        text.push_str(&format!("cleanhands: request {request}\n"));
+        text
+    }
+
+    /// What stands after the status: many clients print this and nothing of the body.
+    fn reason_phrase(&self) -> Bytes {
+        let text = format!("cleanhands: {}: {}", self.code, self.reason);
+        let plain = |c: char| if (' '..='~').contains(&c) { c } else { '?' };
+        text.chars().map(plain).take(REASON_BYTES_MAX).collect::<String>().into()
     }
 
     #[must_use]
@@ -94,6 +119,11 @@ impl From<UpstreamError> for Refusal {
             UpstreamError::Timeout { .. } => (504, "upstream_timeout"),
             UpstreamError::Tls { .. } => (502, "upstream_tls"),
             UpstreamError::Send { .. } => (502, "upstream_closed"),
+            UpstreamError::Full { .. } | UpstreamError::Busy { .. } => (503, "upstream_busy"),
+            UpstreamError::Proxy { hint, .. } => {
+                let failed = Self::failed(502, "upstream_proxy", error.to_string());
+                return Self { hint: hint.clone(), ..failed };
+            }
         };
         Self::failed(status, code, error.to_string())
     }
@@ -104,35 +134,18 @@ impl From<&ExchangeError> for Refusal {
         let (status, code) = match error {
             ExchangeError::ClientBody(_) => (400, "request_body"),
             ExchangeError::Client(_) | ExchangeError::ClientGone => (499, "client_gone"),
+            ExchangeError::Answer(AnswerError::ProxyAuthentication) => {
+                return Self::failed(502, "upstream_proxy", error.to_string())
+                    .with_hint("check user and password in [upstream-proxy] of proxyd.toml");
+            }
             ExchangeError::Answer(_) | ExchangeError::UpstreamBody(_) => (502, "upstream_answer"),
             ExchangeError::Scrub(_) => (502, "answer_unsearchable"),
-            ExchangeError::Idle => (504, "upstream_silent"),
+            ExchangeError::Idle(_) => (504, "upstream_silent"),
+            ExchangeError::Message(_) => {
+                return Self::denied(403, "message_refused", error.to_string());
+            }
         };
         Self::failed(status, code, error.to_string())
-    }
-}
-
-/// In which form the client reads best.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    Json,
-    Grpc,
-    Text,
-}
-
-impl Form {
-    /// Chosen by what the request says about its client.
-    pub fn of(headers: &Fields) -> Self {
-        let starts = |name: &str, prefix: &[u8]| {
-            headers.first(name).is_some_and(|value| value.starts_with(prefix))
-        };
-        if starts("content-type", b"application/grpc") {
-            Self::Grpc
-        } else if starts("user-agent", b"git/") {
-            Self::Text
-        } else {
-            Self::Json
-        }
     }
 }
 
@@ -162,96 +175,19 @@ fn print(
     request: &RequestId,
     environment: &str,
 ) -> (ResponseHead, Bytes) {
-    let mut headers = Fields::new();
+    let (status, mut headers, body) = form.print(refusal, request, environment);
     let name = if refusal.denied { "x-cleanhands-denial" } else { "x-cleanhands-failure" };
     headers.append(name, Bytes::from_static(refusal.code.as_bytes()));
-    let (status, kind, body) = match form {
-        Form::Json => (refusal.status, "application/json", json(refusal, request, environment)),
-        Form::Text => (refusal.status, "text/plain; charset=utf-8", text(refusal, request)),
-        Form::Grpc => {
-            headers.append("grpc-status", Bytes::from_static(grpc_status(refusal).as_bytes()));
-            headers.append("grpc-message", percent_encoded(&text(refusal, request)).into());
-            (200, "application/grpc", String::new())
-        }
-    };
-    headers.append("content-type", Bytes::from_static(kind.as_bytes()));
+    headers.append("x-cleanhands-request", Bytes::copy_from_slice(request.as_str().as_bytes()));
     headers.append("content-length", body.len().to_string().into());
     headers.append("cache-control", Bytes::from_static(b"no-store"));
     if refusal.status == 407 {
         // Some clients send their credentials only after being asked (RFC 9110 section 15.5.8).
         headers.append("proxy-authenticate", Bytes::from_static(b"Basic realm=\"cleanhands\""));
     }
-    (ResponseHead { status, reason: Bytes::new(), headers }, body.into())
-}
-
-fn json(refusal: &Refusal, request: &RequestId, environment: &str) -> String {
-    let mut text = json!({ "error": {
-        "code": refusal.code,
-        "rule": refusal.rule,
-        "reason": refusal.reason,
-        "hint": refusal.hint,
-        "request_id": request,
-        "environment": environment,
-    }})
-    .to_string();
-    text.push('\n');
-    text
-}
-
-fn text(refusal: &Refusal, request: &RequestId) -> String {
-    let what = if refusal.denied { "denied" } else { "failed" };
-    let mut text = format!("cleanhands: {what} ({}): {}\n", refusal.code, refusal.reason);
-    if let Some(hint) = &refusal.hint {
-        text.push_str(&format!("cleanhands: {hint}\n"));
-    }
-    text.push_str(&format!("cleanhands: request {request}\n"));
-    text
-}
-
-/// PERMISSION_DENIED for denials, UNAVAILABLE for failures.
-fn grpc_status(refusal: &Refusal) -> &'static str {
-    if refusal.denied { "7" } else { "14" }
-}
-
-/// As the gRPC protocol over HTTP/2 writes `grpc-message`.
-fn percent_encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.trim_end().bytes() {
-        if (b' '..=b'~').contains(&byte) && byte != b'%' {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
+    let reason = if status == refusal.status { refusal.reason_phrase() } else { Bytes::new() };
+    (ResponseHead { status, reason, headers }, body)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refusal() -> Refusal {
-        Refusal::denied(403, "host_not_listed", "no rule lists \"evil.example\"").with_hint("50%")
-    }
-
-    #[test]
-    fn a_denial_says_the_same_in_every_form() {
-        let id = RequestId::parse("req_x").unwrap();
-
-        let (json_head, json) = print(&refusal(), Form::Json, &id, "dev");
-        let (_, text) = print(&refusal(), Form::Text, &id, "dev");
-        let (grpc_head, grpc) = print(&refusal(), Form::Grpc, &id, "dev");
-
-        let value: serde_json::Value = serde_json::from_slice(&json).unwrap();
-        assert_eq!(value["error"]["code"], "host_not_listed");
-        assert_eq!(value["error"]["request_id"], "req_x");
-        assert_eq!(value["error"]["environment"], "dev");
-        assert_eq!(json_head.headers.first("x-cleanhands-denial").unwrap(), "host_not_listed");
-        let text = String::from_utf8(text.to_vec()).unwrap();
-        assert!(text.contains("evil.example") && text.contains("req_x"), "{text}");
-        assert_eq!((grpc_head.status, grpc.len()), (200, 0));
-        assert_eq!(grpc_head.headers.first("grpc-status").unwrap(), "7");
-        let message = grpc_head.headers.first("grpc-message").unwrap();
-        assert!(message.ends_with(b"50%25%0Acleanhands: request req_x"), "{message:?}");
-    }
-}
+mod tests;

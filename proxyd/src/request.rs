@@ -5,6 +5,7 @@
 //! record is made when [`Outcome`] is dropped.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use ipc::id::RequestId;
@@ -17,12 +18,14 @@ use crate::inject::{self, Injected, LeaseContext};
 use crate::lease::Lease;
 use crate::lease::flow::{Entry, Flow, Given};
 use crate::relay::body::BodyIn;
-use crate::relay::exchange::{self, ExchangeError, Legs, Tally};
+use crate::relay::exchange::{self, ExchangeError, Legs, Tally, Upgrade};
 use crate::relay::h1::framing::Framing;
 use crate::relay::responder::Responder;
-use crate::reply::{self, Form, Refusal};
-use crate::scrub::{self, ACCEPTED_ENCODINGS};
-use crate::upstream::{Link, UpstreamError, Want};
+use crate::relay::websocket::Guard;
+use crate::reply::form::Form;
+use crate::reply::{self, Refusal};
+use crate::scrub::{self, ACCEPTED_ENCODINGS, Patterns};
+use crate::upstream::{Link, Retry, UpstreamError, Want};
 
 /// What was verified about a connection before its requests were read.
 #[derive(Clone)]
@@ -51,7 +54,7 @@ pub struct Asked<'a> {
 
 /// Answers one request, one way or the other.
 pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
-    let form = Form::of(&asked.head.headers);
+    let form = Form::of(&asked.head);
     if let Some((id, refusal)) = &scene.standing {
         refuse(scene, &mut asked, refusal, form, id).await;
         return asked;
@@ -69,6 +72,8 @@ pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
 struct Judged {
     permit: Permit,
     injected: Injected,
+    /// Searches what an upgraded connection carries up.
+    guard: Option<Guard>,
     outcome: Outcome,
     flow: Entry,
 }
@@ -76,14 +81,14 @@ struct Judged {
 /// Decides, injects, and records which way it went. A refusal that comes out is recorded too.
 async fn judge(scene: &Scene, asked: &mut Asked<'_>, mut line: Line) -> Result<Judged, Refusal> {
     match decide_and_inject(scene, asked, &mut line).await {
-        Ok((permit, injected, flow)) => {
+        Ok((permit, injected, guard, flow)) => {
             line.credential.clone_from(&injected.credential);
             let recorded = scene.daemon.audit.decide(true, line.clone()).await;
             recorded.inspect_err(|error| {
                 tracing::error!(%error, "request stopped: the audit cannot be written");
             })?;
             let outcome = Outcome::new(Arc::clone(&scene.daemon), line);
-            Ok(Judged { permit, injected, outcome, flow })
+            Ok(Judged { permit, injected, guard, outcome, flow })
         }
         Err(refusal) => {
             record_denied(&scene.daemon, line, &refusal).await;
@@ -96,14 +101,16 @@ async fn decide_and_inject(
     scene: &Scene,
     asked: &mut Asked<'_>,
     line: &mut Line,
-) -> Result<(Permit, Injected, Entry), Refusal> {
+) -> Result<(Permit, Injected, Option<Guard>, Entry), Refusal> {
     let (policy, generation) =
         scene.lease.policy(&scene.daemon.policies.current()).ok_or_else(environment_gone)?;
     line.generation = generation;
     check_authority(scene, &asked.head)?;
+    check_protocol(asked)?;
     let flow = flow(scene, &asked.head)?;
     let permit = decide(&policy, &flow)?;
     line.rule = Some(permit.rule().to_owned());
+    let guard = guard(&policy, asked);
     let context = LeaseContext {
         lease: scene.lease.id.clone(),
         environment: scene.lease.environment.clone(),
@@ -116,7 +123,7 @@ async fn decide_and_inject(
     }
     let credential = permit.credential().map(|credential| credential.name.clone());
     let entry = scene.lease.flows.enter(flow, Given { generation, credential });
-    Ok((permit, injected, entry))
+    Ok((permit, injected, guard, entry))
 }
 
 /// The name in the request must be the verified one: another name behind it would be answered by
@@ -132,6 +139,29 @@ fn check_authority(scene: &Scene, head: &RequestHead) -> Result<(), Refusal> {
     let verified = scene.host.authority(scene.port);
     let reason = format!("the request names {:?} on a connection to {verified}", head.authority);
     Err(Refusal::denied(421, "authority_mismatch", reason))
+}
+
+/// Over HTTP/2 a stream may ask to speak another protocol; WebSocket is the one that an upstream
+/// over HTTP/1.1 can be asked for in its place.
+fn check_protocol(asked: &Asked<'_>) -> Result<(), Refusal> {
+    let Some(protocol) = &asked.upgrade else { return Ok(()) };
+    if matches!(asked.responder, Responder::H1(_)) || protocol.eq_ignore_ascii_case(b"websocket") {
+        return Ok(());
+    }
+    let protocol = String::from_utf8_lossy(protocol);
+    let reason = format!("a stream asks to speak {protocol:?}: only websocket is passed on");
+    Err(Refusal::denied(501, "protocol_unsupported", reason))
+}
+
+/// A search of what follows a switch of protocols, where there are placeholders that could be in
+/// it. Compressed frames could not be searched: the extension is not offered then.
+fn guard(policy: &Policy, asked: &mut Asked<'_>) -> Option<Guard> {
+    let protocol = asked.upgrade.as_ref()?;
+    let guard = Guard::new(protocol);
+    policy.credentials.values().any(|credential| credential.env.is_some()).then(|| {
+        asked.head.headers.remove_all("sec-websocket-extensions");
+        guard
+    })
 }
 
 pub fn environment_gone() -> Refusal {
@@ -182,9 +212,11 @@ fn prepare_for_search(asked: &mut Asked<'_>) {
 
 /// Sends the request on and the answer back.
 async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form, id: &RequestId) {
-    let Judged { permit, injected, mut outcome, flow } = judged;
+    let Judged { permit, injected, guard, mut outcome, flow } = judged;
+    let patterns = injected.patterns.as_ref();
+    let mut going = Going { patterns, guard, idle: scene.daemon.idle.exchange };
     let carried = tokio::select! {
-        carried = exchange(scene, asked, permit, &injected, &mut outcome, &flow) => carried,
+        carried = exchange(scene, asked, permit, &mut going, &mut outcome, &flow) => carried,
         () = flow.stop.cancelled() => {
             Err(Refusal::denied(403, "policy_changed", "the policy no longer allows this request"))
         }
@@ -205,13 +237,13 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form,
     }
 }
 
-/// Finds a connection, sends the head, moves both bodies. A request without a body that may be
-/// repeated is sent once more when a kept connection turned out to be closed.
+/// Finds a connection, sends the head, moves both bodies. A request is sent once more only where
+/// nobody can have carried it out, or where carrying it out twice does no harm.
 async fn exchange(
     scene: &Scene,
     asked: &mut Asked<'_>,
     permit: Permit,
-    injected: &Injected,
+    going: &mut Going<'_>,
     outcome: &mut Outcome,
     flow: &Entry,
 ) -> Result<(), Refusal> {
@@ -224,27 +256,66 @@ async fn exchange(
     let mut link = upstreams.link(permit, scene.scheme, environment, want, !repeatable).await?;
     outcome.line.address = Some(link.address.to_string());
     upstreams.note(&link, flow);
-    loop {
-        let sent = attempt(&mut link, asked, injected, &outcome.tally).await;
-        let again = match &sent {
-            Ok(()) => {
-                // A connection that brought an injected value back has it in its read buffers:
-                // it goes, and they with it, instead of waiting for the next request.
-                if outcome.tally.scrubbed() == 0 {
-                    upstreams.release(link);
-                }
-                return Ok(());
+    for _ in 0..RETRIES_MAX {
+        let sent = attempt(&mut link, asked, going, &outcome.tally).await;
+        let Err(failure) = sent else {
+            // A connection that brought an injected value back has it in its read buffers:
+            // it goes, and they with it, instead of waiting for the next request.
+            if outcome.tally.scrubbed() == 0 {
+                upstreams.release(link);
             }
-            Err(Attempt::Send(_)) => repeatable || link.shares(),
-            Err(Attempt::Exchange(error)) => repeatable && error.is_stale(),
+            return Ok(());
         };
-        if !(link.reused && again) || asked.responder.has_started() {
-            return sent.map_err(Refusal::from);
-        }
-        link = upstreams.redial(link).await?;
+        let retry = retry(&failure, &link, repeatable, asked.framing == Framing::None);
+        let Some(retry) = retry.filter(|_| !asked.responder.has_started()) else {
+            pass_reset_on(&failure, asked);
+            return Err(failure.into());
+        };
+        link = upstreams.redial(link, retry).await?;
         outcome.line.address = Some(link.address.to_string());
         upstreams.note(&link, flow);
     }
+    let sent = attempt(&mut link, asked, going, &outcome.tally).await;
+    sent.map_err(|failure| {
+        pass_reset_on(&failure, asked);
+        failure.into()
+    })
+}
+
+/// How often one request is tried again, each time for a reason that makes it safe.
+const RETRIES_MAX: usize = 3;
+
+/// How a request that failed may be tried again without any risk of being carried out twice.
+fn retry(failure: &Attempt, link: &Link, repeatable: bool, bodiless: bool) -> Option<Retry> {
+    match failure {
+        Attempt::Send(UpstreamError::Full { .. }) => None,
+        // A head that could not be sent on a shared connection was not sent at all.
+        Attempt::Send(_) => {
+            (link.reused && (repeatable || link.shares())).then_some(Retry::Elsewhere)
+        }
+        Attempt::Exchange(error) => match error.unprocessed() {
+            Some(retry) => bodiless.then_some(retry),
+            None => (link.reused && repeatable && error.is_stale()).then_some(Retry::Elsewhere),
+        },
+    }
+}
+
+/// An HTTP/2 client learns from the code of a reset what a status could not tell: that the request
+/// is safe to send again, or what its gRPC library makes of the code.
+fn pass_reset_on(failure: &Attempt, asked: &mut Asked<'_>) {
+    if let Attempt::Exchange(error) = failure
+        && let Some(reason) = error.reset()
+        && (reason == h2::Reason::REFUSED_STREAM || Form::of(&asked.head) == Form::Grpc)
+    {
+        asked.responder.reset(reason);
+    }
+}
+
+/// What goes with a request on its way, besides the request.
+struct Going<'a> {
+    patterns: Option<&'a Patterns>,
+    guard: Option<Guard>,
+    idle: Duration,
 }
 
 enum Attempt {
@@ -264,15 +335,19 @@ impl From<Attempt> for Refusal {
 async fn attempt(
     link: &mut Link,
     asked: &mut Asked<'_>,
-    injected: &Injected,
+    going: &mut Going<'_>,
     tally: &Tally,
 ) -> Result<(), Attempt> {
     let sent = link.send(&asked.head, asked.framing, asked.upgrade.as_ref()).await;
     let (out, answer) = sent.map_err(Attempt::Send)?;
+    let own_handshake = matches!(asked.responder, Responder::H2 { .. });
+    let key = asked.head.headers.first("sec-websocket-key").filter(|_| own_handshake).cloned();
     let legs = Legs {
         body: &mut asked.body,
         responder: &mut asked.responder,
-        patterns: injected.patterns.as_ref(),
+        patterns: going.patterns,
+        upgrade: asked.upgrade.as_ref().map(|_| Upgrade { key, guard: going.guard.take() }),
+        idle: going.idle,
         tally,
     };
     exchange::run(legs, out, answer).await.map_err(Attempt::Exchange)
@@ -319,6 +394,7 @@ pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
     line.rule = refusal.rule.clone().or(line.rule);
     line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
     line.status = Some(refusal.status);
+    daemon.leases.note(&line, refusal.hint.as_deref());
     if let Err(error) = daemon.audit.decide(false, line).await {
         tracing::error!(%error, "cannot record a denial");
     }
@@ -344,6 +420,7 @@ impl Outcome {
 
     pub fn refused(&mut self, refusal: &Refusal) {
         self.line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
+        self.daemon.leases.note(&self.line, refusal.hint.as_deref());
         if self.tally.status().is_none() {
             self.line.status = Some(refusal.status);
         }

@@ -17,11 +17,14 @@ use crate::Daemon;
 use crate::audit::{Audit, AuditError};
 use crate::config::{Config, ConfigError};
 use crate::lease::Leases;
-use crate::policy::{Mistakes, Policies};
+use crate::policy::{LoadError, Policies};
+use crate::reload::Configured;
+use crate::shards::Shards;
 use crate::sys::process::{self, ConfineError};
 use crate::tls::leaf::{LeafError, Leaves};
 use crate::upstream::Upstreams;
-use crate::upstream::trust::TrustError;
+use crate::upstream::trust::{self, TrustError};
+use crate::upstream::way::Ways;
 use crate::vault::{KeySource, Vault, VaultError, VaultFacts};
 
 /// Why proxyd does not serve.
@@ -30,7 +33,7 @@ pub enum StartError {
     #[error("{0}")]
     Config(#[from] ConfigError),
     #[error("{0}")]
-    Policies(Mistakes),
+    Policies(#[from] LoadError),
     #[error("{0}")]
     Trust(#[from] TrustError),
     #[error("{0}")]
@@ -55,7 +58,7 @@ impl StartError {
     /// 78 for configuration, 77 for a host that lacks what is needed, 1 for the rest.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Policies(_) | Self::Trust(_) => 78,
+            Self::Config(_) | Self::Policies(LoadError::Mistakes(_)) | Self::Trust(_) => 78,
             Self::Vault(VaultError::Key(_)) => 78,
             Self::Confine(_) => 77,
             _ => 1,
@@ -65,10 +68,10 @@ impl StartError {
 
 /// `--check`: reads everything, changes nothing.
 pub fn check(config: &Config) -> Result<(), StartError> {
-    let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
-    Upstreams::new(config.upstreams.clone(), config.resolver.clone())?;
+    let policies = Policies::check(&config.layout.policies).map_err(LoadError::from)?;
+    Ways::load(&config.way_out, None)?;
     key_source(config)?;
-    for warning in policies.current().warnings() {
+    for warning in policies.warnings() {
         eprintln!("{warning}");
     }
     Ok(())
@@ -110,12 +113,15 @@ pub struct Prepared {
 pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> {
     process::hide_memory()?;
     process::raise_descriptors();
-    let policies = Policies::load(&config.layout.policies).map_err(StartError::Policies)?;
-    let upstreams = Upstreams::new(config.upstreams.clone(), config.resolver.clone())?;
+    // Whoever has a mistake in a file learns of it before anything is made.
+    Policies::check(&config.layout.policies).map_err(LoadError::from)?;
+    let ways = Ways::load(&config.way_out, None)?;
     let key = key_source(&config)?;
     let state = config.state();
     private_directory(&state)?;
     private_directory(&state.join("audit"))?;
+    private_directory(&state.join("policies"))?;
+    let policies = Policies::load(&config.layout.policies, &state.join("policies"))?;
     let mut inherited = Inherited::from_environment()
         .map_err(|source| StartError::State { what: "passed sockets".to_owned(), source })?;
     let layout = &config.layout;
@@ -131,8 +137,9 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     let names = state.join("leases");
     let leases = Leases::open(&names)
         .map_err(|source| StartError::State { what: names.display().to_string(), source })?;
+    let upstreams = Upstreams::new(ways, config.resolver.clone(), vault.clone());
     confine(&config)?;
-    let audit = Audit::open(&state.join("audit/audit.db"))?;
+    let audit = Audit::open(&state.join("audit"))?;
     Ok(Prepared { config, policies, vault, facts, upstreams, leases, audit, sockets })
 }
 
@@ -160,10 +167,31 @@ fn confine(config: &Config) -> Result<(), StartError> {
         read.push(dir.to_owned());
     }
     read.push(config.layout.policies.clone());
+    read.extend(config.way_out.files());
+    read.extend(own_directory(config));
+    read.push(config.path.clone());
+    read.extend(trust::BUNDLES.map(PathBuf::from));
+    // These hold certificates and nothing else; a package that updates them replaces the file.
+    let replaced = ["/etc/ssl/certs", "/etc/pki/ca-trust/extracted/pem", "/etc/pki/tls/certs"];
+    read.extend(replaced.map(PathBuf::from));
     let state = config.state();
-    let write = [state.join("leases"), state.join("audit")];
+    let write = [state.join("leases"), state.join("audit"), state.join("policies")];
     process::confine_files(&read, &write)?;
     Ok(())
+}
+
+/// The directory of `proxyd.toml`: a file there that was replaced can be read again, elsewhere only
+/// the very file that was there at the start. Not where the daemons' own state lies below it, nor
+/// where others can write: such a directory is no configuration of ours alone.
+fn own_directory(config: &Config) -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let directory = std::fs::canonicalize(config.path.parent()?).ok()?;
+    let open = std::fs::metadata(&directory).ok()?.mode() & 0o022 != 0;
+    let layout = &config.layout;
+    let holds_state = [&layout.state, &layout.runtime]
+        .iter()
+        .any(|own| std::fs::canonicalize(own).is_ok_and(|own| own.starts_with(&directory)));
+    (!open && !holds_state).then_some(directory)
 }
 
 /// The sockets as the runtime serves them.
@@ -188,7 +216,7 @@ pub fn assemble(prepared: Prepared) -> Result<(Arc<Daemon>, Sockets), StartError
     };
     prepared.vault.attach()?;
     let daemon = Daemon {
-        trusted_uids: prepared.config.trusted_uids,
+        trusted_uids: prepared.config.trusted_uids.clone(),
         policies: prepared.policies,
         leaves: Leaves::new(prepared.vault.clone())?,
         vault: prepared.vault,
@@ -196,6 +224,9 @@ pub fn assemble(prepared: Prepared) -> Result<(Arc<Daemon>, Sockets), StartError
         audit: prepared.audit,
         leases: Arc::new(prepared.leases),
         upstreams: prepared.upstreams,
+        shards: Shards::start().map_err(StartError::Runtime)?,
+        idle: prepared.config.idle,
+        configured: Configured::new(prepared.config),
         tasks: TaskTracker::new(),
         ending: CancellationToken::new(),
     };

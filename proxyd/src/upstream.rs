@@ -6,52 +6,43 @@
 //! address is judged by the permit again before a kept connection is used.
 
 pub mod dial;
+mod error;
+mod eyeballs;
 pub mod pool;
 mod resolve;
+pub mod shared;
 pub mod trust;
+mod via;
+pub mod way;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use policies::{Denial, Host, Permit, Scheme};
+use policies::{Permit, Scheme};
 
-use crate::config::UpstreamRow;
+use crate::config::WayOut;
 use crate::head::RequestHead;
 use crate::lease::flow::Entry;
 use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
 use crate::relay::{h1, h2};
-use dial::Dialer;
+use crate::vault::Vault;
+use dial::{Dialer, Endpoint, Raw};
+pub use error::UpstreamError;
 use pool::{Key, Pool};
 use resolve::Resolver;
-use trust::{Alpn, Trust, TrustError};
-
-/// Why there is no way to the upstream.
-#[derive(Debug, thiserror::Error)]
-pub enum UpstreamError {
-    /// The name leads to an address that the rule does not allow.
-    #[error("{}", .0.reason)]
-    Denied(Denial),
-    #[error("cannot resolve {host}: {reason}")]
-    Resolve { host: String, reason: String },
-    #[error("cannot connect to {host} at {address}: {reason}")]
-    Connect { host: String, address: SocketAddr, reason: String },
-    #[error("{host} at {address} does not answer within {seconds} s")]
-    Timeout { host: String, address: SocketAddr, seconds: u64 },
-    #[error("cannot verify {host} at {address}: {reason}")]
-    Tls { host: String, address: SocketAddr, reason: String },
-    #[error("cannot send to {host}: {reason}")]
-    Send { host: String, reason: String },
-}
+use shared::{Group, Load, Seat, Shared};
+use trust::{Alpn, TrustError};
+use way::{Opening, Way, Ways};
 
 /// The way out, shared by all requests.
 #[derive(Clone)]
 pub struct Upstreams {
     dialer: Arc<Dialer>,
     pool: Pool,
+    shared: Shared,
 }
 
 /// Which protocol a request would rather have.
@@ -64,9 +55,20 @@ pub enum Want {
     Http2,
 }
 
+/// How a request is to be tried once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// The upstream refused one stream; its connection may take another.
+    Refused,
+    /// The connection is of no use any more.
+    Elsewhere,
+    /// The upstream wants HTTP/1.1 for this request.
+    Http1,
+}
+
 enum Wire {
     H1(Box<h1::client::Connection>),
-    H2(::h2::client::SendRequest<Bytes>),
+    H2(Seat),
 }
 
 /// A connection for one request, with the permit for that request.
@@ -75,20 +77,25 @@ pub struct Link {
     key: Key,
     want: Want,
     wire: Wire,
-    pub address: SocketAddr,
+    pub address: Endpoint,
+    dialer: Arc<Dialer>,
     /// Whether it served another request before.
     pub reused: bool,
 }
 
 impl Upstreams {
     /// `servers` are asked for names instead of the host's own, if there are any.
-    pub fn new(
-        table: HashMap<Host, UpstreamRow>,
-        servers: Vec<SocketAddr>,
-    ) -> Result<Self, TrustError> {
-        let trust = Trust::load(&table)?;
-        let dialer = Dialer::new(table, trust, Resolver::new(servers));
-        Ok(Self { dialer: Arc::new(dialer), pool: Pool::default() })
+    pub fn new(ways: Ways, servers: Vec<SocketAddr>, vault: Vault) -> Self {
+        let dialer = Dialer::new(ways, Resolver::new(servers), vault);
+        Self { dialer: Arc::new(dialer), pool: Pool::default(), shared: Shared::default() }
+    }
+
+    /// Reads the operator's table and all files that it names again. New connections go by it;
+    /// those to hosts whose way has changed serve no further request. On an error nothing changes.
+    pub fn reload(&self, config: &WayOut) -> Result<(), TrustError> {
+        let ways = Ways::load(config, Some(&self.dialer.ways()))?;
+        self.dialer.replace(ways);
+        Ok(())
     }
 
     /// A connection for the request that `permit` allows. `fresh` asks for a new one: a request
@@ -102,14 +109,24 @@ impl Upstreams {
         fresh: bool,
     ) -> Result<Link, UpstreamError> {
         let key = Key {
+            shard: crate::shards::here(),
             environment: environment.to_owned(),
+            way: self.dialer.ways().of(permit.host()),
             scheme,
             host: permit.host().clone(),
             port: permit.port(),
             credential: permit.credential().map(|credential| credential.name.clone()),
         };
         if let Some((wire, address)) = self.kept(&key, &permit, want, fresh) {
-            return Ok(Link { permit, key, want, wire, address, reused: true });
+            return Ok(Link {
+                permit,
+                key,
+                want,
+                wire,
+                address,
+                dialer: self.dialer(),
+                reused: true,
+            });
         }
         self.dial(permit, key, want).await
     }
@@ -120,48 +137,124 @@ impl Upstreams {
         permit: &Permit,
         want: Want,
         fresh: bool,
-    ) -> Option<(Wire, SocketAddr)> {
-        let allowed = |address: SocketAddr| self.dialer.check(permit, address).is_ok();
-        let shared = self.pool.shared(key, want).filter(|(_, address)| allowed(*address));
-        if let Some((sender, address)) = shared {
-            return Some((Wire::H2(sender), address));
+    ) -> Option<(Wire, Endpoint)> {
+        let allowed = |address: &Endpoint| self.dialer.check_kept(permit, address);
+        if let Some(seat) = self.shared.seat(key, want, allowed) {
+            let address = seat.address.clone();
+            return Some((Wire::H2(seat), address));
         }
         let (stream, address) = self.pool.idle(key, fresh)?;
         let connection = h1::client::Connection::new(stream);
-        allowed(address).then(|| (Wire::H1(Box::new(connection)), address))
+        allowed(&address).then(|| (Wire::H1(Box::new(connection)), address))
     }
 
+    /// A connection that was not there before, or the one that somebody else is just opening.
     async fn dial(&self, permit: Permit, key: Key, want: Want) -> Result<Link, UpstreamError> {
-        let addresses = self.dialer.addresses(&permit).await?;
+        let group = self.shared.group(&key);
+        // HTTP/1.1 connections serve one request at a time: nobody waits for another's.
+        if want != Want::Http2 || group.prefers_http1() {
+            let (wire, address) = self.open(&permit, &key, want, &group).await?;
+            return Ok(Link {
+                permit,
+                key,
+                want,
+                wire,
+                address,
+                dialer: self.dialer(),
+                reused: false,
+            });
+        }
+        let awaited = group.attempt();
+        let turn = match group.opening.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                let turn = group.opening.lock().await;
+                let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
+                if let Some(seat) = group.seat(want, allowed) {
+                    let address = seat.address.clone();
+                    let wire = Wire::H2(seat);
+                    return Ok(Link {
+                        permit,
+                        key,
+                        want,
+                        wire,
+                        address,
+                        dialer: self.dialer(),
+                        reused: true,
+                    });
+                }
+                if let Some(error) = group.failure_since(awaited) {
+                    return Err(error);
+                }
+                turn
+            }
+        };
+        if group.prefers_http1() {
+            drop(turn);
+            let (wire, address) = self.open(&permit, &key, want, &group).await?;
+            return Ok(Link {
+                permit,
+                key,
+                want,
+                wire,
+                address,
+                dialer: self.dialer(),
+                reused: false,
+            });
+        }
+        let attempt = group.begin();
+        let opened = self.open(&permit, &key, want, &group).await;
+        let (wire, address) = opened.inspect_err(|error| group.failed(attempt, error))?;
+        Ok(Link { permit, key, want, wire, address, dialer: self.dialer(), reused: false })
+    }
+
+    async fn open(
+        &self,
+        permit: &Permit,
+        key: &Key,
+        want: Want,
+        group: &Group,
+    ) -> Result<(Wire, Endpoint), UpstreamError> {
+        let addresses = self.dialer.addresses(permit, &key.way).await?;
+        let _opening = self.make_room(&key.way);
         let dialled = match (key.scheme, want) {
-            (Scheme::Http, _) => self.dialer.plain(&permit, &addresses).await?,
+            (Scheme::Http, _) => self.dialer.plain(permit, &addresses).await?,
             (Scheme::Https, Want::Http2) => {
-                self.dialer.tls(&permit, &addresses, Alpn::Either).await?
+                self.dialer.tls(permit, &addresses, Alpn::Either).await?
             }
             (Scheme::Https, Want::Http1Only) => {
-                self.dialer.tls(&permit, &addresses, Alpn::Http1).await?
+                self.dialer.upgradable(permit, &key.way)?;
+                self.dialer.tls(permit, &addresses, Alpn::Http1).await?
             }
             (Scheme::Https, Want::Http1) => {
-                match self.dialer.tls(&permit, &addresses, Alpn::Http1).await {
+                match self.dialer.tls(permit, &addresses, Alpn::Http1).await {
                     Err(error) if dial::is_other_protocol(&error) => {
-                        self.dialer.tls(&permit, &addresses, Alpn::Http2).await?
+                        self.dialer.tls(permit, &addresses, Alpn::Http2).await?
                     }
                     other => other?,
                 }
             }
         };
         let address = dialled.address;
-        let wire = if dialled.speaks_h2 {
-            let sender = h2::client::open(dialled.stream).await.map_err(|error| {
-                let reason = h2::describe(&error);
-                UpstreamError::Send { host: key.host.to_string(), reason }
-            })?;
-            self.pool.share(&key, sender.clone(), address, want == Want::Http1);
-            Wire::H2(sender)
-        } else {
-            Wire::H1(Box::new(h1::client::Connection::new(dialled.stream)))
-        };
-        Ok(Link { permit, key, want, wire, address, reused: false })
+        // Over plain HTTP a client that speaks HTTP/2 knows that its server does (RFC 9113,
+        // section 3.3); there is nothing to negotiate.
+        let through = key.way.absolute(key.scheme, &key.host).is_some();
+        let speaks_h2 =
+            dialled.speaks_h2 || key.scheme == Scheme::Http && want == Want::Http2 && !through;
+        if !speaks_h2 {
+            if want == Want::Http2 {
+                group.found_http1();
+            }
+            let connection = h1::client::Connection::new(dialled.stream);
+            return Ok((Wire::H1(Box::new(connection)), address));
+        }
+        let load = Load::default();
+        let sender = h2::client::open(dialled.stream, load.clone()).await.map_err(|error| {
+            let reason = h2::describe(&error);
+            UpstreamError::Send { host: key.host.to_string(), reason }
+        })?;
+        let seat = group.keep(sender, address.clone(), load, want == Want::Http1);
+        Ok((Wire::H2(seat), address))
     }
 
     /// Whether an address belongs to an interface of this host.
@@ -169,26 +262,61 @@ impl Upstreams {
         self.dialer.is_own(address.ip())
     }
 
+    /// Lets idle connections to the host go, where one more is to be opened than there may be.
+    fn make_room<'a>(&self, way: &'a Way) -> Opening<'a> {
+        let opening = way.opening();
+        if way.is_full() {
+            self.pool.evict(way);
+        }
+        opening
+    }
+
+    fn dialer(&self) -> Arc<Dialer> {
+        Arc::clone(&self.dialer)
+    }
+
     /// Tells a flow where its connection leads.
     pub fn note(&self, link: &Link, flow: &Entry) {
-        flow.dialled(link.address.ip(), self.is_own(link.address));
-    }
-
-    /// The checked addresses of a tunnel's permit, dialled.
-    pub async fn tunnel(
-        &self,
-        permit: Permit,
-    ) -> Result<(tokio::net::TcpStream, SocketAddr), UpstreamError> {
-        let addresses = self.dialer.addresses(&permit).await?;
-        self.dialer.connect(&permit, &addresses).await
-    }
-
-    /// Replaces a kept connection that turned out to be closed, for the same request.
-    pub async fn redial(&self, link: Link) -> Result<Link, UpstreamError> {
-        if matches!(link.wire, Wire::H2(_)) {
-            self.pool.forget(&link.key);
+        if let Some(address) = link.address.reached {
+            flow.dialled(address.ip(), self.is_own(address));
         }
-        self.dial(link.permit, link.key, link.want).await
+    }
+
+    /// A connection for a tunnel's permit.
+    pub async fn tunnel(&self, permit: Permit) -> Result<Raw, UpstreamError> {
+        let way = self.dialer.ways().of(permit.host());
+        let route = self.dialer.addresses(&permit, &way).await?;
+        let _opening = self.make_room(&way);
+        self.dialer.raw(&permit, &route).await
+    }
+
+    /// Another connection for a request that its first one did not carry out. Unless only this
+    /// one stream was refused, the former connection is offered to nobody any more.
+    pub async fn redial(&self, link: Link, retry: Retry) -> Result<Link, UpstreamError> {
+        let Link { permit, key, want, wire, .. } = link;
+        if let Wire::H2(seat) = &wire
+            && retry == Retry::Elsewhere
+        {
+            self.shared.forget(&key, seat);
+        }
+        drop(wire);
+        if retry == Retry::Http1 {
+            return self.dial(permit, key, Want::Http1Only).await;
+        }
+        let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
+        if let Some(seat) = self.shared.seat(&key, want, allowed) {
+            let (address, wire) = (seat.address.clone(), Wire::H2(seat));
+            return Ok(Link {
+                permit,
+                key,
+                want,
+                wire,
+                address,
+                dialer: self.dialer(),
+                reused: true,
+            });
+        }
+        self.dial(permit, key, want).await
     }
 
     /// Takes a connection back after its request; keeps it if nothing is left on it.
@@ -205,6 +333,7 @@ impl Upstreams {
         loop {
             tokio::time::sleep(pool::IDLE).await;
             self.pool.sweep();
+            self.shared.sweep();
         }
     }
 }
@@ -227,13 +356,24 @@ impl Link {
         let failed = |reason: String| UpstreamError::Send { host: host.to_string(), reason };
         match &mut self.wire {
             Wire::H1(connection) => {
+                let absolute = match self.key.way.absolute(self.key.scheme, host) {
+                    Some(proxy) => Some(proxy.absolute(head, &self.key, &self.dialer).await?),
+                    None => None,
+                };
+                let through = absolute.is_some();
+                let head = absolute.as_ref().unwrap_or(head);
                 let sent = connection.send(head, framing, upgrade).await;
-                let (out, awaited) = sent.map_err(|error| failed(error.to_string()))?;
+                let (out, mut awaited) = sent.map_err(|error| failed(error.to_string()))?;
+                awaited.from_proxy = through;
                 Ok((out, Answer::H1(awaited)))
             }
-            Wire::H2(sender) => h2::client::send(sender.clone(), head, framing)
-                .await
-                .map_err(|error| failed(error.to_string())),
+            Wire::H2(seat) => match h2::client::send(seat.sender.clone(), head, framing).await {
+                Err(h2::client::SendError::Full) => {
+                    let seconds = h2::client::TURN.as_secs();
+                    Err(UpstreamError::Full { host: host.to_string(), seconds })
+                }
+                sent => sent.map_err(|error| failed(error.to_string())),
+            },
         }
     }
 }

@@ -26,7 +26,8 @@ use crate::relay::h1::framing::Framing;
 use crate::relay::h1::server::{Connection, Incoming, NextError};
 use crate::relay::responder::Responder;
 use crate::relay::stream::Stream;
-use crate::reply::{self, Form, Refusal};
+use crate::reply::form::Form;
+use crate::reply::{self, Refusal};
 use crate::request::Scene;
 
 /// Connections at once; more wait in the backlog.
@@ -43,10 +44,9 @@ pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: Cancellati
         };
         match accepted {
             Ok((stream, _)) => {
-                let serving = connection(Arc::clone(&daemon), stream);
-                let ending = daemon.ending.clone();
-                daemon.tasks.spawn(async move {
-                    ending.run_until_cancelled(serving).await;
+                let (serving, ending) = (Arc::clone(&daemon), daemon.ending.clone());
+                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+                    ending.run_until_cancelled(connection(serving, stream)).await;
                     drop(permit);
                 });
             }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ipc::id::RequestId;
-use policies::Scheme;
 use tokio::time::timeout;
 
 use super::authority;
@@ -15,7 +14,8 @@ use crate::relay::h1::server::{Connection, Incoming, NextError};
 use crate::relay::h2;
 use crate::relay::responder::Responder;
 use crate::relay::stream::Stream;
-use crate::reply::{self, Form, Refusal};
+use crate::reply::form::Form;
+use crate::reply::{self, Refusal};
 use crate::request::{self, Asked, Scene};
 use crate::upstream::Want;
 
@@ -168,13 +168,13 @@ fn head_line(scene: &Scene, id: &RequestId) -> Line {
 
 /// Serves HTTP/2 until the connection ends.
 pub async fn serve_h2(scene: &Scene, stream: Stream) {
-    let served = h2::server::serve(stream, Scheme::Https, |incoming| {
+    let served = h2::server::serve(stream, scene.scheme, |incoming| {
         let scene = scene.clone();
         async move {
             let asked = Asked {
                 head: incoming.head,
                 framing: incoming.framing,
-                upgrade: None,
+                upgrade: incoming.upgrade,
                 want: Want::Http2,
                 body: incoming.body,
                 responder: incoming.responder,

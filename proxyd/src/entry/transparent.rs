@@ -3,7 +3,6 @@
 //!
 //! The listener tells whose sandbox it is; no word of the client's does.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +17,15 @@ use crate::audit::Line;
 use crate::lease::Lease;
 use crate::lease::flow::{Flow, Given};
 use crate::lease::names::Destination;
+use crate::relay::exchange::Tally;
 use crate::relay::stream::Stream;
-use crate::relay::tunnel;
+use crate::relay::tunnel::{self, TunnelError};
 use crate::reply::Refusal;
 use crate::request::{self, Outcome, Scene};
 use crate::sys::interfaces;
-use crate::tls::{hello, intercept};
+use crate::tls::hello;
+use crate::tls::intercept::{self, InterceptError, Intercepted};
+use crate::upstream::dial::RawStream;
 use crate::{Daemon, dns};
 
 const DNS_PORT: u16 = 53;
@@ -31,6 +33,13 @@ const DNS_PORT: u16 = 53;
 const FIRST_BYTE: Duration = Duration::from_secs(10);
 /// The same on a connection that is refused anyway: long enough for any client that speaks first.
 const FIRST_BYTE_REFUSED: Duration = Duration::from_secs(3);
+
+/// What to do about a client that does not trust proxyd.
+const UNTRUSTED_HINT: &str = "have it use the bundle that SSL_CERT_FILE names, or list the host in \
+    a rule of hosts and ports only, which is passed on unread";
+
+/// What a client sends first that speaks HTTP/2 without having asked (RFC 9113 section 3.4).
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Takes over a listening socket of a sandbox.
 pub fn listener(socket: OwnedFd) -> std::io::Result<TcpListener> {
@@ -49,9 +58,9 @@ pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener
         match listener.accept().await {
             Ok((stream, _)) => {
                 let end = lease.end.clone();
-                let connection = connection(Arc::clone(&daemon), Arc::clone(&lease), stream);
-                daemon.tasks.spawn(async move {
-                    end.run_until_cancelled(connection).await;
+                let (serving, lease) = (Arc::clone(&daemon), Arc::clone(&lease));
+                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+                    end.run_until_cancelled(connection(serving, lease, stream)).await;
                     drop(room);
                 });
             }
@@ -195,11 +204,15 @@ async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal
     match incoming.first_byte(FIRST_BYTE_REFUSED).await {
         Some(hello::FIRST_BYTE) => {
             // Recorded already; a client that does not trust us learns nothing more.
-            let _ = read_tls(target, incoming.into_stream(), Some((id, refusal))).await;
+            if let Ok(accepted) =
+                accept_tls(target, incoming.into_stream(), Some((id, refusal))).await
+            {
+                serve_tls(target, accepted).await;
+            }
         }
         Some(byte) if byte.is_ascii_uppercase() => {
             let scene = target.scene(Scheme::Http, Some((id, refusal)));
-            http::serve_h1(&scene, incoming.into_stream()).await;
+            plain(&scene, incoming.into_stream()).await;
         }
         _ => incoming.reset(),
     }
@@ -209,13 +222,18 @@ async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal
 async fn inspect(target: &Target, mut incoming: Incoming) {
     match incoming.first_byte(FIRST_BYTE).await {
         Some(hello::FIRST_BYTE) => {
-            if let Err(refusal) = read_tls(target, incoming.into_stream(), None).await {
-                target.record(&RequestId::random(), &refusal).await;
+            let opening = target.lease.notes.opening();
+            match accept_tls(target, incoming.into_stream(), None).await {
+                Ok(accepted) => {
+                    drop(opening);
+                    serve_tls(target, accepted).await;
+                }
+                Err(refusal) => target.record(&RequestId::random(), &refusal).await,
             }
         }
         Some(byte) if byte.is_ascii_uppercase() => {
             let scene = target.scene(Scheme::Http, None);
-            http::serve_h1(&scene, incoming.into_stream()).await;
+            plain(&scene, incoming.into_stream()).await;
         }
         first => {
             let said = if first.is_some() { "something else" } else { "nothing" };
@@ -230,13 +248,25 @@ async fn inspect(target: &Target, mut incoming: Incoming) {
     }
 }
 
-/// Ends the client's TLS and serves what is inside. A name in the hello that is not the verified
-/// one is answered in its own name, with a refusal.
-async fn read_tls(
+/// Serves what needs no TLS, in the version that the client begins with.
+async fn plain(scene: &Scene, mut stream: Stream) {
+    match timeout(FIRST_BYTE, stream.begins_with(HTTP2_PREFACE)).await {
+        Ok(true) => http::serve_h2(scene, stream).await,
+        Ok(false) => http::serve_h1(scene, stream).await,
+        Err(_) => {}
+    }
+}
+
+/// A connection whose TLS ended here, and why all its requests are refused, if they are.
+type Accepted = (Intercepted, Option<(RequestId, Refusal)>);
+
+/// Ends the client's TLS. A name in the hello that is not the verified one is answered in its own
+/// name, with a refusal.
+async fn accept_tls(
     target: &Target,
     stream: Stream,
     standing: Option<(RequestId, Refusal)>,
-) -> Result<(), Refusal> {
+) -> Result<Accepted, Refusal> {
     let failed = |reason: String| Refusal::denied(403, "tls_client", reason);
     let hello = hello::read(stream).await.map_err(|error| failed(error.to_string()))?;
     let named = match hello.server_name.as_deref().map(Host::parse) {
@@ -249,15 +279,24 @@ async fn read_tls(
         None if named != target.host => Some(refuse_name(target, &named).await),
         other => other,
     };
-    let accepted = intercept::accept(&target.daemon.leaves, hello, &named).await;
-    let intercepted = accepted.map_err(|error| failed(error.to_string()))?;
+    match intercept::accept(&target.daemon.leaves, hello, &named).await {
+        Ok(intercepted) => Ok((intercepted, standing)),
+        Err(error @ InterceptError::Untrusted(_)) => {
+            let refusal = Refusal::denied(403, "tls_untrusted", error.to_string());
+            Err(refusal.with_hint(UNTRUSTED_HINT))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// Serves what is inside.
+async fn serve_tls(target: &Target, (intercepted, standing): Accepted) {
     let scene = target.scene(Scheme::Https, standing);
     if intercepted.speaks_h2 {
         http::serve_h2(&scene, intercepted.stream).await;
     } else {
         http::serve_h1(&scene, intercepted.stream).await;
     }
-    Ok(())
 }
 
 async fn refuse_name(target: &Target, named: &Host) -> (RequestId, Refusal) {
@@ -270,39 +309,71 @@ async fn refuse_name(target: &Target, named: &Host) -> (RequestId, Refusal) {
 }
 
 /// Passes bytes both ways where no rule needs to see them.
-async fn pass_unread(target: &Target, incoming: Incoming, permit: Permit, generation: u64) {
+async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, generation: u64) {
     let id = RequestId::random();
     let mut line = target.line(&id, "tunnel");
     line.rule = Some(permit.rule().to_owned());
     line.generation = generation;
     let flow = Flow::Tunnel { host: target.host.clone(), port: target.port };
     let flow = target.lease.flows.enter(flow, Given { generation, credential: None });
-    if let Err(error) = target.daemon.audit.decide(true, line.clone()).await {
+    if let Err(error) = target.daemon.audit.allow(&line).await {
         tracing::error!(%error, "connection stopped: the audit cannot be written");
         return incoming.reset();
     }
     let mut outcome = Outcome::new(Arc::clone(&target.daemon), line);
-    let (upstream, address): (TcpStream, SocketAddr) =
-        match target.daemon.upstreams.tunnel(permit).await {
-            Ok(dialled) => dialled,
-            Err(error) => {
-                let refusal = Refusal::from(error);
-                outcome.refused(&refusal);
-                drop(outcome);
-                return explain(target, incoming, id, refusal).await;
-            }
-        };
-    outcome.line.address = Some(address.to_string());
-    flow.dialled(address.ip(), target.daemon.upstreams.is_own(address));
-    let passed = tokio::select! {
-        passed = tunnel::run(incoming.into_stream(), upstream, &outcome.tally) => passed,
-        () = flow.stop.cancelled() => {
-            let reason = "the policy no longer allows this connection";
-            return outcome.refused(&Refusal::denied(403, "policy_changed", reason));
+    let mut upstream = match target.daemon.upstreams.tunnel(permit).await {
+        Ok(dialled) => dialled,
+        Err(error) => {
+            let refusal = Refusal::from(error);
+            outcome.refused(&refusal);
+            drop(outcome);
+            return explain(target, incoming, id, refusal).await;
         }
     };
-    match passed {
-        Ok(()) => outcome.done(),
-        Err(error) => outcome.refused(&Refusal::failed(502, "tunnel_broke", error.to_string())),
+    outcome.line.address = Some(upstream.address.to_string());
+    if let Some(address) = upstream.address.reached {
+        flow.dialled(address.ip(), target.daemon.upstreams.is_own(address));
+    }
+    let idle = target.daemon.idle.tunnel;
+    let refusal = tokio::select! {
+        passed = pass(&mut incoming, &mut upstream.stream, &outcome.tally, idle) => match passed {
+            Ok(()) => return outcome.done(),
+            Err(error @ TunnelError::Idle(_)) => {
+                Refusal::failed(504, "tunnel_silent", error.to_string())
+            }
+            Err(error) => Refusal::failed(502, "tunnel_broke", error.to_string()),
+        },
+        () = flow.stop.cancelled() => {
+            let reason = "the policy no longer allows this connection";
+            Refusal::denied(403, "policy_changed", reason)
+        }
+    };
+    outcome.refused(&refusal);
+    // Half a stream must not look like a whole one, to either side.
+    if let RawStream::Tcp(upstream) = upstream.stream {
+        reset(upstream);
+    }
+    incoming.reset();
+}
+
+async fn pass(
+    client: &mut Incoming,
+    upstream: &mut RawStream,
+    tally: &Tally,
+    idle: Duration,
+) -> Result<(), TunnelError> {
+    match (client, upstream) {
+        (Incoming::Tcp(client), RawStream::Tcp(upstream)) => {
+            tunnel::run(client, upstream, tally, idle).await
+        }
+        (Incoming::Tcp(client), RawStream::Layered(upstream)) => {
+            tunnel::run(client, upstream, tally, idle).await
+        }
+        (Incoming::Tunnel(client), RawStream::Tcp(upstream)) => {
+            tunnel::run(client, upstream, tally, idle).await
+        }
+        (Incoming::Tunnel(client), RawStream::Layered(upstream)) => {
+            tunnel::run(client, upstream, tally, idle).await
+        }
     }
 }

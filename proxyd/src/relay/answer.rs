@@ -19,6 +19,8 @@ pub enum AnswerError {
     Head(#[from] HeadError),
     #[error("upstream's answer is ambiguous: {0}")]
     Ambiguous(#[from] Ambiguous),
+    #[error("the upstream proxy does not accept proxyd's user and password, or has none (407)")]
+    ProxyAuthentication,
     #[error("upstream switched protocols without being asked")]
     Unasked,
     #[error("{}", describe(.0))]

@@ -1,18 +1,17 @@
 //! Connections kept between requests.
 //!
 //! A key holds everything that may make two connections differ in what they may do: environment,
-//! scheme, host, port and the credential that requests on it carry.
+//! scheme, host, port, the credential that requests on it carry, and the way: CA, client
+//! certificate, proxy and all else that the operator's table says about the host.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use h2::client::SendRequest;
 use policies::{Host, Scheme};
 
-use super::Want;
+use super::dial::Endpoint;
+use super::way::Way;
 use crate::relay::stream::Stream;
 
 /// How long an idle connection is kept: below the 15 s after which some upstreams close theirs.
@@ -20,12 +19,15 @@ pub const IDLE: Duration = Duration::from_secs(10);
 /// How long for a request that must not be sent twice.
 const IDLE_FRESH: Duration = Duration::from_secs(1);
 /// Idle connections of one key, and of all.
-const KEY_CONNECTIONS_MAX: usize = 32;
+const KEY_CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_MAX: usize = 1024;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
+    /// The thread that carries the connection.
+    pub shard: Option<usize>,
     pub environment: String,
+    pub way: Arc<Way>,
     pub scheme: Scheme,
     pub host: Host,
     pub port: u16,
@@ -34,22 +36,13 @@ pub struct Key {
 
 struct Idle {
     stream: Stream,
-    address: SocketAddr,
+    address: Endpoint,
     since: Instant,
-}
-
-struct Shared {
-    sender: SendRequest<Bytes>,
-    address: SocketAddr,
-    /// The upstream speaks nothing else.
-    only: bool,
-    used: Instant,
 }
 
 #[derive(Default)]
 struct Kept {
     idle: HashMap<Key, Vec<Idle>>,
-    shared: HashMap<Key, Shared>,
     count: usize,
 }
 
@@ -63,7 +56,7 @@ impl Pool {
     }
 
     /// An idle HTTP/1.1 connection that is still open as far as we can see.
-    pub fn idle(&self, key: &Key, fresh: bool) -> Option<(Stream, SocketAddr)> {
+    pub fn idle(&self, key: &Key, fresh: bool) -> Option<(Stream, Endpoint)> {
         let life = if fresh { IDLE_FRESH } else { IDLE };
         let mut kept = self.kept();
         let list = kept.idle.get_mut(key)?;
@@ -80,7 +73,10 @@ impl Pool {
         found
     }
 
-    pub fn keep(&self, key: Key, stream: Stream, address: SocketAddr) {
+    pub fn keep(&self, key: Key, stream: Stream, address: Endpoint) {
+        if key.way.is_wanted() {
+            return;
+        }
         let mut kept = self.kept();
         if kept.count >= CONNECTIONS_MAX {
             return;
@@ -92,24 +88,11 @@ impl Pool {
         }
     }
 
-    /// An HTTP/2 connection for one more stream.
-    pub fn shared(&self, key: &Key, want: Want) -> Option<(SendRequest<Bytes>, SocketAddr)> {
+    /// Closes the idle connections of a way, so that others find a place.
+    pub fn evict(&self, way: &Way) {
         let mut kept = self.kept();
-        let shared = kept.shared.get_mut(key)?;
-        if want == Want::Http1Only || want == Want::Http1 && !shared.only {
-            return None;
-        }
-        shared.used = Instant::now();
-        Some((shared.sender.clone(), shared.address))
-    }
-
-    pub fn share(&self, key: &Key, sender: SendRequest<Bytes>, address: SocketAddr, only: bool) {
-        let shared = Shared { sender, address, only, used: Instant::now() };
-        self.kept().shared.insert(key.clone(), shared);
-    }
-
-    pub fn forget(&self, key: &Key) {
-        self.kept().shared.remove(key);
+        kept.idle.retain(|key, _| *key.way != *way);
+        kept.count = kept.idle.values().map(Vec::len).sum();
     }
 
     pub fn sweep(&self) {
@@ -119,7 +102,5 @@ impl Pool {
             !list.is_empty()
         });
         kept.count = kept.idle.values().map(Vec::len).sum();
-        // Running streams keep their own handle; only the entry for new ones goes.
-        kept.shared.retain(|_, shared| shared.used.elapsed() < IDLE * 6);
     }
 }

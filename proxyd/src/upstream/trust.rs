@@ -1,23 +1,46 @@
-//! Whose certificates count on the upstream leg.
+//! Whose certificates count on the upstream leg, and by which certificate proxyd shows itself.
+//!
+//! The host's trust store is read from its usual places or from the one file that the operator
+//! names. Variables of the environment have no say: whoever starts proxyd by hand may have some
+//! that were meant for another program.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use policies::Host;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::config::UpstreamRow;
+use crate::config::Identity;
+
+/// Where distributions keep the bundle of the certificates they trust; the first that is there.
+pub const BUNDLES: [&str; 6] = [
+    // Debian, Ubuntu, Arch, Gentoo, NixOS.
+    "/etc/ssl/certs/ca-certificates.crt",
+    // Fedora, RHEL.
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    // openSUSE.
+    "/var/lib/ca-certificates/ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    // Alpine.
+    "/etc/ssl/cert.pem",
+];
 
 /// Why the operator's trust cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    #[error("cannot read CA file {path}: {reason}")]
-    File { path: PathBuf, reason: String },
+    #[error("cannot use {what} {path}: {reason}")]
+    File { what: &'static str, path: PathBuf, reason: String },
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
+}
+
+impl TrustError {
+    pub fn file(what: &'static str, path: &Path, reason: impl Into<String>) -> Self {
+        Self::File { what, path: path.to_owned(), reason: reason.into() }
+    }
 }
 
 /// The protocols offered to an upstream.
@@ -28,81 +51,156 @@ pub enum Alpn {
     Either,
 }
 
-struct Offers {
+/// Client configurations that differ in what they offer and in nothing else.
+pub struct Offers {
     http1: Arc<ClientConfig>,
     http2: Arc<ClientConfig>,
     either: Arc<ClientConfig>,
 }
 
-/// Client configurations: the host's trust store for everyone, and one of its own for each name
-/// to which the upstream table gives a CA. There only that CA counts.
-pub struct Trust {
-    public: Offers,
-    private: HashMap<Host, Offers>,
+impl Offers {
+    pub fn new(
+        roots: &Arc<RootCertStore>,
+        identity: Option<&Identity>,
+    ) -> Result<Self, TrustError> {
+        let shown = identity.map(Shown::read).transpose()?;
+        let config = |alpn: &[&[u8]]| config(roots, alpn, shown.as_ref());
+        Ok(Self {
+            http1: config(&[b"http/1.1"])?,
+            http2: config(&[b"h2"])?,
+            either: config(&[b"h2", b"http/1.1"])?,
+        })
+    }
+
+    pub fn of(&self, alpn: Alpn) -> Arc<ClientConfig> {
+        Arc::clone(match alpn {
+            Alpn::Http1 => &self.http1,
+            Alpn::Http2 => &self.http2,
+            Alpn::Either => &self.either,
+        })
+    }
 }
 
-impl Trust {
-    pub fn load(table: &HashMap<Host, UpstreamRow>) -> Result<Self, TrustError> {
-        let mut roots = RootCertStore::empty();
-        let native = rustls_native_certs::load_native_certs();
+fn config(
+    roots: &Arc<RootCertStore>,
+    alpn: &[&[u8]],
+    shown: Option<&Shown>,
+) -> Result<Arc<ClientConfig>, TrustError> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(Arc::clone(roots));
+    let mut config = match shown {
+        Some(shown) => builder.with_client_auth_cert(shown.chain.clone(), shown.key.clone_key())?,
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(Arc::new(config))
+}
+
+/// The host's own trust store. One without a certificate is no error: names with a CA of their
+/// own still work, every other verification fails and says so.
+pub fn public_roots(named: Option<&Path>) -> Result<Arc<RootCertStore>, TrustError> {
+    if let Some(path) = named {
+        return roots("trust store", path);
+    }
+    for variable in ["SSL_CERT_FILE", "SSL_CERT_DIR"] {
+        if std::env::var_os(variable).is_some() {
+            tracing::warn!(
+                variable,
+                "proxyd does not follow this variable: trust-store in proxyd.toml names another \
+                 trust store"
+            );
+        }
+    }
+    let mut roots = RootCertStore::empty();
+    let bundle = BUNDLES.iter().map(Path::new).find(|path| path.exists());
+    if let Some(path) = bundle {
+        let native = rustls_native_certs::load_certs_from_paths(Some(path), None);
         for error in &native.errors {
             tracing::warn!(%error, "part of the host's trust store is not readable");
         }
-        let (_, unusable) = roots.add_parsable_certificates(native.certs);
+        roots.add_parsable_certificates(native.certs);
         if roots.is_empty() {
-            // Names with a CA of their own still work; every other verification fails and says so.
-            tracing::warn!(unusable, "the host's trust store holds no certificate");
+            let reason = native
+                .errors
+                .first()
+                .map_or("it holds no certificate".to_owned(), |e| e.to_string());
+            return Err(TrustError::file("trust store", path, reason));
         }
-        let mut private = HashMap::new();
-        for (host, row) in table {
-            if let Some(path) = &row.ca {
-                private.insert(host.clone(), Offers::new(read(path)?)?);
-            }
-        }
-        Ok(Self { public: Offers::new(roots)?, private })
-    }
-
-    pub fn client_config(&self, host: &Host, alpn: Alpn) -> Arc<ClientConfig> {
-        let offers = self.private.get(host).unwrap_or(&self.public);
-        Arc::clone(match alpn {
-            Alpn::Http1 => &offers.http1,
-            Alpn::Http2 => &offers.http2,
-            Alpn::Either => &offers.either,
-        })
-    }
-}
-
-fn read(path: &PathBuf) -> Result<RootCertStore, TrustError> {
-    let failed = |reason: String| TrustError::File { path: path.clone(), reason };
-    let mut roots = RootCertStore::empty();
-    let certificates = CertificateDer::pem_file_iter(path).map_err(|e| failed(e.to_string()))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|e| failed(e.to_string()))?;
-        roots.add(certificate).map_err(|e| failed(e.to_string()))?;
     }
     if roots.is_empty() {
-        return Err(failed("holds no certificate".to_owned()));
+        tracing::warn!("the host's trust store holds no certificate: is ca-certificates there?");
     }
-    Ok(roots)
+    Ok(Arc::new(roots))
 }
 
-impl Offers {
-    fn new(roots: RootCertStore) -> Result<Self, TrustError> {
-        let roots = Arc::new(roots);
-        Ok(Self {
-            http1: config(&roots, &[b"http/1.1"])?,
-            http2: config(&roots, &[b"h2"])?,
-            either: config(&roots, &[b"h2", b"http/1.1"])?,
-        })
+/// The certificates of one file; every one of them must be good.
+pub fn roots(what: &'static str, path: &Path) -> Result<Arc<RootCertStore>, TrustError> {
+    let failed = |reason: String| TrustError::file(what, path, reason);
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(what, path)? {
+        roots.add(certificate).map_err(|e| failed(e.to_string()))?;
+    }
+    Ok(Arc::new(roots))
+}
+
+fn certificates(
+    what: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, TrustError> {
+    let failed = |reason: String| TrustError::file(what, path, reason);
+    let bytes = std::fs::read(path).map_err(|error| failed(unreadable(&error)))?;
+    let list: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let list = list.map_err(|error| failed(error.to_string()))?;
+    if list.is_empty() {
+        return Err(failed("it holds no certificate".to_owned()));
+    }
+    Ok(list)
+}
+
+/// What proxyd shows to an upstream that asks who it is.
+struct Shown {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Shown {
+    fn read(identity: &Identity) -> Result<Self, TrustError> {
+        let chain = certificates("client certificate", &identity.certificate)?;
+        let bytes = private_file("client key", &identity.key)?;
+        let key = PrivateKeyDer::from_pem_slice(&bytes);
+        // The parser's own words may quote what stands in the file.
+        let key = key.map_err(|_| {
+            TrustError::file("client key", &identity.key, "it holds no private key in PEM")
+        })?;
+        Ok(Self { chain, key })
     }
 }
 
-fn config(roots: &Arc<RootCertStore>, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TrustError> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(Arc::clone(roots))
-        .with_no_client_auth();
-    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    Ok(Arc::new(config))
+/// Reads a file that holds a secret: one that others can read is refused, since then it is none.
+pub fn private_file(what: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
+    let failed = |reason: String| TrustError::file(what, path, reason);
+    let meta = std::fs::metadata(path).map_err(|error| failed(unreadable(&error)))?;
+    // systemd gives a service its credentials by an access list, which shows as group bits.
+    let passed = std::env::var_os("CREDENTIALS_DIRECTORY").is_some_and(|dir| path.starts_with(dir));
+    let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
+    if !own || (meta.mode() & 0o077 != 0 && !passed) {
+        let (mode, uid) = (meta.mode() & 0o777, meta.uid());
+        return Err(failed(format!(
+            "it can be read by others (mode {mode:03o}, uid {uid}); chmod 600 it"
+        )));
+    }
+    std::fs::read(path).map_err(|error| failed(unreadable(&error)))
+}
+
+fn unreadable(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "permission denied; a running proxyd reads the \
+            files it was started with and those beside its proxyd.toml, so after a file elsewhere \
+            was replaced it must be restarted"
+            .to_owned(),
+        std::io::ErrorKind::NotFound => "no such file".to_owned(),
+        _ => error.to_string(),
+    }
 }

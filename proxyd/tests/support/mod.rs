@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -68,13 +68,34 @@ pub struct Proxyd {
 impl Proxyd {
     /// Starts one whose environment `dev` is `policy`, and which dials `upstreams` for their names.
     pub async fn start(policy: &str, upstreams: &[(&str, &Upstream)]) -> Self {
+        Self::configured(policy, upstreams, "").await
+    }
+
+    /// The same with more lines at the beginning of `proxyd.toml`.
+    pub async fn configured(policy: &str, upstreams: &[(&str, &Upstream)], more: &str) -> Self {
+        Self::with(policy, upstreams, more, &[], &[]).await
+    }
+
+    /// The same with files beside `proxyd.toml` and variables in the environment. `DIR` in the
+    /// lines and variables stands for the directory of that file.
+    pub async fn with(
+        policy: &str,
+        upstreams: &[(&str, &Upstream)],
+        more: &str,
+        files: &[(&str, &str)],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::below(dir.path());
         for path in [&layout.policies, &layout.config] {
             std::fs::DirBuilder::new().mode(0o700).create(path).unwrap();
         }
         write(&layout.policies.join("dev.toml"), policy);
-        let mut config = String::new();
+        let place = layout.config.display().to_string();
+        for (name, text) in files {
+            write(&layout.config.join(name), text);
+        }
+        let mut config = more.replace("DIR", &place);
         for (name, upstream) in upstreams {
             let ca = layout.config.join(format!("{name}.pem"));
             write(&ca, &upstream.ca_pem);
@@ -82,7 +103,8 @@ impl Proxyd {
             config += &format!("[upstreams.\"{name}\"]\ndial = \"{dial}\"\nca = \"{ca}\"\n");
         }
         write(&layout.config.join("proxyd.toml"), &config);
-        let child = spawn(&layout);
+        let variables = variables.iter().map(|(n, v)| ((*n).to_owned(), v.replace("DIR", &place)));
+        let child = spawn(&layout, variables.collect());
         let proxyd = Self { dir, layout, child };
         proxyd.serves().await;
         proxyd
@@ -92,7 +114,7 @@ impl Proxyd {
     pub async fn restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.child = spawn(&self.layout);
+        self.child = spawn(&self.layout, Vec::new());
         self.serves().await;
     }
 
@@ -111,6 +133,16 @@ impl Proxyd {
 
     pub fn write_policy(&self, text: &str) {
         write(&self.layout.policies.join("dev.toml"), text);
+    }
+
+    /// Replaces a file beside `proxyd.toml`, or that file; `DIR` stands for their directory.
+    pub fn write_config(&self, name: &str, text: &str) {
+        let text = text.replace("DIR", &self.layout.config.display().to_string());
+        write(&self.layout.config.join(name), &text);
+    }
+
+    pub async fn health(&self) -> ipc::vault::Health {
+        self.control().get("/v1/health").await.unwrap()
     }
 
     pub async fn put_secret(&self, name: &str) {
@@ -167,6 +199,12 @@ impl Proxyd {
         }
     }
 
+    /// Tells proxyd to read its files again.
+    pub fn hang_up(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    }
+
     /// All that proxyd has said on standard error so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.layout.config.join("log")).unwrap()
@@ -181,10 +219,11 @@ impl Drop for Proxyd {
     }
 }
 
-fn spawn(layout: &Layout) -> Child {
+fn spawn(layout: &Layout, variables: Vec<(String, String)>) -> Child {
     let log = layout.config.join("log");
     let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
     Command::new(env!("CARGO_BIN_EXE_proxyd"))
+        .envs(variables)
         .arg("--config")
         .arg(layout.config.join("proxyd.toml"))
         .arg("--runtime-dir")
@@ -365,21 +404,65 @@ impl Upstream {
         S: Fn(server::TlsStream<TcpStream>) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
+        Self::tls_at(Ipv4Addr::LOCALHOST.into(), name, alpn, serve).await
+    }
+
+    /// The same at another address of this host.
+    pub async fn tls_at<F, S>(ip: IpAddr, name: &str, alpn: &[&[u8]], serve: S) -> Self
+    where
+        S: Fn(server::TlsStream<TcpStream>) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
         let (ca_pem, mut config) = server_config(name);
         config.alpn_protocols = alpn.iter().map(|p| p.to_vec()).collect();
+        Self::accepting(ip, ca_pem, config, serve).await
+    }
+
+    async fn accepting<F, S>(
+        ip: IpAddr,
+        ca_pem: String,
+        config: rustls::ServerConfig,
+        serve: S,
+    ) -> Self
+    where
+        S: Fn(server::TlsStream<TcpStream>) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let serve = Arc::new(serve);
-        let mut upstream = Self::tcp(move |stream| {
+        let upstream = Self::tcp_at(SocketAddr::new(ip, 0), move |stream| {
             let (acceptor, serve) = (acceptor.clone(), Arc::clone(&serve));
             async move {
                 if let Ok(stream) = acceptor.accept(stream).await {
                     serve(stream).await;
                 }
             }
-        })
-        .await;
+        });
+        let mut upstream = upstream.await.unwrap();
         upstream.ca_pem = ca_pem;
         upstream
+    }
+
+    /// Serves TLS over HTTP/1.1 to those who show a certificate of the CA `client_ca`.
+    pub async fn knowing<F, S>(name: &str, client_ca: &str, serve: S) -> Self
+    where
+        S: Fn(server::TlsStream<TcpStream>) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (ca_pem, chain, key) = issued(name);
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(client_ca.as_bytes()).unwrap()).unwrap();
+        let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
+            Arc::new(roots),
+            provider(),
+        );
+        let config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(chain, key)
+            .unwrap();
+        Self::accepting(Ipv4Addr::LOCALHOST.into(), ca_pem, config, serve).await
     }
 
     /// Serves plain TCP. The CA it carries is nobody's.
@@ -388,7 +471,16 @@ impl Upstream {
         S: Fn(TcpStream) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::tcp_at(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), serve).await.unwrap()
+    }
+
+    /// The same at an address and port; none when somebody else has that.
+    pub async fn tcp_at<F, S>(address: SocketAddr, serve: S) -> Option<Self>
+    where
+        S: Fn(TcpStream) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind(address).await.ok()?;
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&connections);
@@ -399,7 +491,7 @@ impl Upstream {
                 tokio::spawn(serve(stream));
             }
         });
-        Self { address, ca_pem: server_config("nobody.test").0, connections }
+        Some(Self { address, ca_pem: server_config("nobody.test").0, connections })
     }
 
     pub fn connections(&self) -> usize {
@@ -408,20 +500,45 @@ impl Upstream {
 }
 
 fn server_config(name: &str) -> (String, rustls::ServerConfig) {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
-    let leaf = leaf.signed_by(&key, &ca).unwrap();
-    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let (ca_pem, chain, key) = issued(name);
     let config = rustls::ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![leaf.der().clone()], key)
+        .with_single_cert(chain, key)
         .unwrap();
-    (ca.pem(), config)
+    (ca_pem, config)
+}
+
+/// A new CA, and a certificate of it for `name` with its key.
+fn issued(name: &str) -> (String, Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+    let identity = Identity::of(name);
+    let chain = CertificateDer::from_pem_slice(identity.chain_pem.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap();
+    (identity.ca_pem, vec![chain], key)
+}
+
+/// A certificate of a CA of its own, and its key, PEM.
+pub struct Identity {
+    pub ca_pem: String,
+    pub chain_pem: String,
+    pub key_pem: String,
+}
+
+impl Identity {
+    pub fn new() -> Self {
+        Self::of("client.test")
+    }
+
+    fn of(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&key, &ca).unwrap();
+        Self { ca_pem: ca.pem(), chain_pem: leaf.pem(), key_pem: key.serialize_pem() }
+    }
 }
 
 /// Serves HTTP/1.1 requests whose body has a content-length: answers with the request's head and

@@ -45,6 +45,7 @@ impl Connection {
             method: head.method.clone(),
             stays_open: &mut self.stays_open,
             upgrade: upgrade.cloned(),
+            from_proxy: false,
         };
         Ok((out, awaited))
     }
@@ -85,6 +86,8 @@ pub struct Awaited<'a> {
     stays_open: &'a mut bool,
     /// The protocols that were offered, in a list.
     upgrade: Option<Bytes>,
+    /// Whether a proxy between here and the upstream may be the one who answers.
+    pub from_proxy: bool,
 }
 
 /// What follows a head: another head, or the body of this one.
@@ -100,6 +103,10 @@ impl<'a> Awaited<'a> {
     pub async fn head(self) -> Result<(ResponseHead, Next<'a>), AnswerError> {
         let bytes = self.reader.head().await?.ok_or(AnswerError::Closed)?;
         let (mut head, version) = head::parse_response(&bytes)?;
+        // The challenge is meant for us: a sandbox must not be asked for the operator's password.
+        if self.from_proxy && head.status == 407 {
+            return Err(AnswerError::ProxyAuthentication);
+        }
         let framing = framing::of_response(&self.method, head.status, version, &head.headers)?;
         let connection = hop::strip_response(&mut head.headers);
         if head.status == 101 {

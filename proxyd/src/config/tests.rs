@@ -1,0 +1,158 @@
+//! Every key of proxyd.toml, and what is said about wrong ones.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use policies::{Host, HostPattern};
+
+use super::way_out::Exempt;
+use super::*;
+
+fn load(text: &str) -> Result<Config, ConfigError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("proxyd.toml");
+    std::fs::write(&path, text).unwrap();
+    let arguments = Arguments::parse_from_rest(vec!["--config".into(), path.into()]);
+    Config::load(&arguments.unwrap())
+}
+
+fn host(text: &str) -> Host {
+    Host::parse(text).unwrap()
+}
+
+#[test]
+fn every_key_has_its_effect() {
+    let config = load(
+        r#"
+        runtime-dir = "/r"
+        state-dir = "/s"
+        policies-dir = "/p"
+        log = "debug"
+        trusted-uids = [7]
+        key = "file:/k"
+        lease-addresses = ["172.17.0.1"]
+        trust-store = "/roots.pem"
+        [resolver]
+        servers = ["10.0.0.2", "[::1]:5353"]
+        [upstreams."Billing.Example"]
+        dial = "127.0.0.1:8443"
+        ca = "/ca.pem"
+        client-certificate = "/c.pem"
+        client-key = "/k.pem"
+        connect-timeout = "3s"
+        protocols = ["h2"]
+        connections-max = 8
+        [upstreams."*.corp.example"]
+        dial = ["10.0.0.1", "[fd00::1]:444"]
+        proxy = "none"
+        [upstreams."far.example"]
+        proxy = { url = "https://other.example:8080", ca = "/p.pem" }
+        [upstream-proxy]
+        url = "http://proxy.example:3128/"
+        resolve = "proxy"
+        user = "svc"
+        password = "local:corp"
+        no-proxy = ["*.near.example", "10.0.0.0/8"]
+        "#,
+    )
+    .unwrap();
+
+    assert_eq!(config.layout.runtime, Path::new("/r"));
+    assert_eq!(config.state(), Path::new("/s/proxyd"));
+    assert_eq!(config.layout.policies, Path::new("/p"));
+    assert_eq!(config.log, tracing::Level::DEBUG);
+    assert_eq!(config.trusted_uids, [7]);
+    assert_eq!(config.key.as_deref(), Some("file:/k"));
+    assert_eq!(config.lease_addresses, ["172.17.0.1".parse::<IpAddr>().unwrap()]);
+    let servers = ["10.0.0.2:53", "[::1]:5353"].map(|text| text.parse().unwrap());
+    assert_eq!(config.resolver, servers);
+    let out = &config.way_out;
+    assert_eq!(out.trust_store.as_deref(), Some(Path::new("/roots.pem")));
+    let row = |pattern: &str| {
+        let pattern = HostPattern::parse(pattern).unwrap();
+        &out.rows.iter().find(|(own, _)| *own == pattern).unwrap().1
+    };
+    let billing = UpstreamRow {
+        dial: vec![Dial::Socket("127.0.0.1:8443".parse().unwrap())],
+        ca: Some("/ca.pem".into()),
+        identity: Some(Identity { certificate: "/c.pem".into(), key: "/k.pem".into() }),
+        proxy: Through::AsAll,
+        connect_timeout: Duration::from_secs(3),
+        protocols: Protocols::Http2,
+        connections_max: Some(8),
+    };
+    assert_eq!(*row("billing.example"), billing);
+    let corp = row("*.corp.example");
+    assert_eq!(corp.proxy, Through::Direct);
+    let dials =
+        ["10.0.0.1".parse().map(Dial::Ip).ok(), "[fd00::1]:444".parse().map(Dial::Socket).ok()];
+    assert_eq!(corp.dial, dials.map(Option::unwrap));
+    let Through::Proxy(other) = &row("far.example").proxy else { panic!("no proxy") };
+    assert_eq!((other.tls, other.port, other.resolve), (true, 8080, Resolve::Here));
+    assert_eq!(other.ca.as_deref(), Some(Path::new("/p.pem")));
+    let proxy = out.proxy.as_ref().unwrap();
+    assert_eq!((proxy.tls, &proxy.host, proxy.port), (false, &host("proxy.example"), 3128));
+    assert_eq!(proxy.resolve, Resolve::Proxy);
+    let login = Login { user: "svc".into(), password: PasswordPlace::Vault("corp".into()) };
+    assert_eq!(proxy.login, Some(login));
+    let exempt = |name: &str| out.no_proxy.iter().any(|e: &Exempt| e.covers(&host(name)));
+    assert!(exempt("a.near.example") && exempt("10.1.2.3"));
+    assert!(!exempt("near.example") && !exempt("11.1.2.3"));
+    let files = ["/roots.pem", "/ca.pem", "/c.pem", "/k.pem", "/p.pem"];
+    let mut named = out.files();
+    named.sort();
+    let mut files: Vec<_> = files.iter().map(PathBuf::from).collect();
+    files.sort();
+    assert_eq!(named, files);
+}
+
+#[test]
+fn mistakes_name_the_key_and_repeat_no_password() {
+    let proxy = |rest: &str| format!("[upstream-proxy]\nurl = \"http://p.test:1\"\n{rest}\n");
+    let row = |rest: &str| format!("[upstreams.\"a.test\"]\n{rest}\n");
+    let table = [
+        ("unknown-key = 1\n".to_owned(), "unknown-key"),
+        (row("dial = \"a:1\""), "dial"),
+        (row("ca = \"ca.pem\""), "absolute"),
+        (row("client-key = \"/k\""), "belong together"),
+        (row("connect-timeout = \"0s\""), "connect-timeout"),
+        (row("connect-timeout = \"1h\""), "connect-timeout"),
+        (row("protocols = [\"h3\"]"), "protocols"),
+        (row("connections-max = 0"), "connections-max"),
+        (row("proxy = \"p.test:1\""), "proxy"),
+        (row("proxy = { url = \"http://p.test:1\", no-proxy = [] }"), "no-proxy"),
+        (row("proxy = { url = \"http://p.test:1\", odd = 1 }"), "odd"),
+        ("log = \"loud\"\n".to_owned(), "loud"),
+        ("[resolver]\nservers = [\"dns.test\"]\n".to_owned(), "dns.test"),
+        ("lease-addresses = [\"eth0\"]\n".to_owned(), "lease-addresses"),
+        ("trust-store = \"roots.pem\"\n".to_owned(), "trust-store"),
+        ("[upstream-proxy]\nurl = \"socks5://p.test:1\"\n".to_owned(), "url"),
+        ("[upstream-proxy]\nurl = \"http://p.test\"\n".to_owned(), "url"),
+        ("[upstream-proxy]\nurl = \"http://u:SECRET-CANARY@p.test:1\"\n".to_owned(), "url"),
+        (proxy("resolve = \"both\""), "resolve"),
+        (proxy("user = \"u\""), "belong together"),
+        (proxy("user = \"u\"\npassword = \"SECRET-CANARY\""), "password says where"),
+        (proxy("user = \"u:v\"\npassword = \"local:x\""), "user"),
+        (proxy("ca = \"/ca.pem\""), "https://"),
+        (proxy("no-proxy = [\"10.0.0.1/8\"]"), "no-proxy"),
+    ];
+    for (text, word) in table {
+        let error = load(&text).unwrap_err().to_string();
+
+        assert!(error.contains(word), "{text:?} gave {error}");
+        assert!(!error.contains("SECRET-CANARY"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_others_can_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("proxyd.toml");
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+
+    let outcome = read(&path, true);
+
+    assert!(matches!(outcome, Err(ConfigError::Writable { .. })));
+}
