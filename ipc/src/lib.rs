@@ -16,6 +16,7 @@
 //! configuration, no logging set-up.
 #![deny(unsafe_code)]
 
+pub mod account;
 pub mod daemon;
 pub mod fault;
 pub mod fd;
