@@ -105,8 +105,10 @@ pub struct Audit(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    /// Tells the syncing thread that there is something to do.
+    /// Tells the syncing thread that there is something to do, where it waits for that.
     work: Condvar,
+    /// Has it close its group before the time.
+    hurry: Condvar,
     /// The last record on disk, and whether the thread has ended.
     synced: watch::Sender<Synced>,
     reader: Mutex<Reader>,
@@ -121,6 +123,8 @@ struct Synced {
 struct State {
     journal: Journal,
     floods: Floods,
+    /// The thread waits for work: waking it for every record would cost more than the record.
+    idle: bool,
     /// Somebody waits for the disk: the group is closed at once.
     urgent: bool,
     closed: bool,
@@ -138,12 +142,14 @@ impl Audit {
             state: Mutex::new(State {
                 journal,
                 floods: Floods::default(),
+                idle: false,
                 urgent: false,
                 closed: false,
                 failed: None,
                 synced: last,
             }),
             work: Condvar::new(),
+            hurry: Condvar::new(),
             synced: watch::Sender::new(Synced { last, ended: false }),
             reader: Mutex::new(Reader::new(dir)),
         });
@@ -192,7 +198,9 @@ impl Audit {
                 let mut state = self.0.state();
                 let behind = state.journal.last() - state.synced;
                 if behind < UNSYNCED_MAX {
-                    return write(&mut state).inspect(|_| self.0.work.notify_one());
+                    let written = write(&mut state);
+                    self.0.wake(&mut state);
+                    return written;
                 }
                 if Instant::now() >= deadline {
                     return Err(AuditError::Full(behind));
@@ -212,7 +220,7 @@ impl Audit {
             return Err(AuditError::Gone);
         }
         state.journal.add(AuditKind::Outcome, &line);
-        self.0.work.notify_one();
+        self.0.wake(&mut state);
         Ok(())
     }
 
@@ -223,7 +231,8 @@ impl Audit {
             let mut state = self.0.state();
             let number = state.write(AuditKind::Note, line.borrow())?;
             state.urgent = true;
-            self.0.work.notify_one();
+            self.0.wake(&mut state);
+            self.0.hurry.notify_one();
             number
         };
         loop {
@@ -272,8 +281,12 @@ impl Audit {
 
     /// Writes and syncs what is there and ends the thread; later records are refused.
     pub async fn close(&self) {
-        self.0.state().closed = true;
-        self.0.work.notify_one();
+        {
+            let mut state = self.0.state();
+            state.closed = true;
+            self.0.wake(&mut state);
+            self.0.hurry.notify_one();
+        }
         // The sender lives as long as `self`, so waiting cannot fail.
         let _ = self.0.synced.subscribe().wait_for(|synced| synced.ended).await;
     }
@@ -283,6 +296,12 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // Whoever panicked held it between two whole records.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.idle) {
+            self.work.notify_one();
+        }
     }
 
     /// Resolves after one more sync.
@@ -333,13 +352,15 @@ fn sync_groups(shared: &Shared) {
     loop {
         let mut state = shared.state();
         while state.is_idle() && !state.floods.is_due(Instant::now()) {
+            state.idle = true;
             let waited = shared.work.wait_timeout(state, FLOOD_LOOK);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        state.idle = false;
         let end = Instant::now() + GROUP;
         while !state.urgent && !state.closed {
             let Some(left) = end.checked_duration_since(Instant::now()) else { break };
-            let waited = shared.work.wait_timeout(state, left);
+            let waited = shared.hurry.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let closed = state.closed;
