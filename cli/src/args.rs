@@ -91,7 +91,7 @@ pub enum Command {
     Hidden(Hidden),
 }
 
-/// Roles in which the demo starts this program again.
+/// What packaging asks for, and the roles in which the demo starts this program again.
 #[derive(Debug, Subcommand)]
 pub enum Hidden {
     /// Draw a token, seal it in the vault, print how to recognise it
@@ -103,6 +103,9 @@ pub enum Hidden {
         #[arg(long)]
         ca: PathBuf,
     },
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man { directory: PathBuf },
 }
 
 #[derive(Debug, clap::Args)]

@@ -17,6 +17,7 @@ mod doctor;
 mod exec;
 mod failure;
 mod key;
+mod man;
 mod place;
 mod policy;
 mod run;
@@ -83,5 +84,6 @@ async fn perform(args: Args) -> Result<ExitCode, Failure> {
         Command::Completions { shell } => completions::print(shell),
         Command::Hidden(Hidden::DemoSeal) => demo::seal::main(&global).await,
         Command::Hidden(Hidden::DemoBilling { ca }) => demo::billing::main(&ca).await,
+        Command::Hidden(Hidden::Man { directory }) => man::write(&directory),
     }
 }
