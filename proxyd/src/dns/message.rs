@@ -206,6 +206,11 @@ fn reply_header(id: u16, recursion: bool, rcode: u8, counts: [u16; 3]) -> Vec<u8
 }
 
 impl Question {
+    /// The question as it stands in the packet, behind the header.
+    pub fn bytes(&self) -> &[u8] {
+        &self.raw
+    }
+
     /// The answer up to its records, for one without any: header, question, OPT record.
     fn head(&self, rcode: u8, answers: u16, rcode_high: u8) -> Vec<u8> {
         let counts = [1, answers, u16::from(self.extended.is_some())];

@@ -105,7 +105,7 @@ fn head(scene: &Scene, incoming: &Incoming) -> Result<RequestHead, Refusal> {
         let absolute = authority::absolute(text)
             .ok_or_else(|| malformed("the request target is neither a path nor a URI"))?;
         let (same_host, same_scheme) =
-            (absolute.authority.eq_ignore_ascii_case(&host), absolute.scheme == scene.scheme);
+            (agree(absolute.authority, &host, scene), absolute.scheme == scene.scheme);
         if !same_host || !same_scheme {
             let reason = "the request target names another host or scheme than the connection";
             return Err(Refusal::denied(421, "authority_mismatch", reason));
@@ -119,6 +119,12 @@ fn head(scene: &Scene, incoming: &Incoming) -> Result<RequestHead, Refusal> {
         authority: host,
         headers: raw.headers.clone(),
     })
+}
+
+/// Whether target and Host name the same host and port; one that is left out is the connection's.
+fn agree(target: &str, host: &str, scene: &Scene) -> bool {
+    [target, host].iter().all(|text| authority::settle(text, &scene.host, scene.port).is_some())
+        || authority::agree(target, host, scene.scheme)
 }
 
 /// The one Host field. HTTP/1.0 needs none; two would be read differently by different servers.

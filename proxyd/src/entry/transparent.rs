@@ -12,7 +12,7 @@ use policies::{ConnectDecision, Host, Permit, Scheme};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::http;
+use super::{authority, http};
 use crate::audit::Line;
 use crate::lease::Lease;
 use crate::lease::flow::{Flow, Given};
@@ -220,6 +220,10 @@ async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal
 
 /// Reads requests where a rule needs to see them.
 async fn inspect(target: &Target, mut incoming: Incoming) {
+    if target.port != authority::default_port(Scheme::Http) {
+        // Its certificate is issued while the client's hello is on its way.
+        target.daemon.leaves.prefetch(&target.host);
+    }
     match incoming.first_byte(FIRST_BYTE).await {
         Some(hello::FIRST_BYTE) => {
             let opening = target.lease.notes.opening();

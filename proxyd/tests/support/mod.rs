@@ -195,7 +195,7 @@ impl Proxyd {
                 Ok(Lease { channel, opened, egress: self.layout.proxyd_egress() })
             }
             LeaseReply::Refused { fault } => Err(fault),
-            LeaseReply::Revoked { reason } => panic!("revoked: {reason}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -1,0 +1,4 @@
+//! Hands what the fuzzer made up to `proxyd::fuzzing::client_hello`, which says what must hold.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| proxyd::fuzzing::client_hello(data));

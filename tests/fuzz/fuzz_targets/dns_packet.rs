@@ -1,0 +1,4 @@
+//! Hands what the fuzzer made up to `proxyd::fuzzing::dns_packet`, which says what must hold.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| proxyd::fuzzing::dns_packet(data));
