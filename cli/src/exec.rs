@@ -4,6 +4,7 @@
 //! directory; its exit status becomes this program's. When this program dies, the command does.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
@@ -77,6 +78,7 @@ async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
         };
         match reply {
             ExecReply::Started { .. } => {}
+            ExecReply::Noted { lines } => note(&lines),
             ExecReply::Exited { exit_code, signal } => return Ok(status(exit_code, signal)),
             ExecReply::Refused { fault } => return Err(fault.into()),
             ExecReply::Workspace { .. } => return Err(fail("an answer out of turn".into())),
@@ -92,6 +94,14 @@ fn argv(words: Vec<OsString>) -> Result<Vec<String>, Failure> {
                 .map_err(|word| Failure::new(format!("argument {word:?} is not UTF-8")))
         })
         .collect()
+}
+
+/// Says what the command may not have said: why its way out refused something.
+fn note(lines: &[String]) {
+    for line in lines {
+        // Where standard error is closed nobody wants to know.
+        let _ = writeln!(std::io::stderr(), "cleanhands: refused: {line}");
+    }
 }
 
 /// What a command needs to know of the caller's terminal, and nothing else of its environment.

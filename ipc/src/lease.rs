@@ -31,6 +31,11 @@ pub enum LeaseRequest {
     CallFinished {
         call: CallId,
     },
+    /// What was refused to a call that runs. Answered with [`LeaseReply::Refusals`], once the
+    /// connections that were being opened when this came have been decided.
+    Refusals {
+        call: CallId,
+    },
     Close,
 }
 
@@ -83,6 +88,12 @@ pub enum LeaseReply {
     Opened(Opened),
     Refused {
         fault: Fault,
+    },
+    /// One line for each kind of refusal, the first ones of many, for whoever reads the result of
+    /// the call: not every client prints what it was answered.
+    Refusals {
+        call: CallId,
+        lines: Vec<String>,
     },
     /// proxyd ended the lease; the reason is for the log.
     Revoked {

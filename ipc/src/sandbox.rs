@@ -171,7 +171,7 @@ pub enum ExecRequest {
     /// workspace is the peer's: only its sessions may use it.
     Workspace { path: String },
     /// Attached: stdin, stdout, stderr, and the workspace directory when `path` is set.
-    /// Answers: `Started`, then `Exited`; the connection's end kills the command.
+    /// Answers: `Started`, `Noted` perhaps, then `Exited`; the connection's end kills the command.
     Exec {
         environment: String,
         argv: Vec<String>,
@@ -192,6 +192,10 @@ pub enum ExecReply {
         sandbox: SandboxId,
         provision_us: u64,
         layers: Vec<Layer>,
+    },
+    /// Before `Exited`, for a command that failed: one line each on what its way out refused.
+    Noted {
+        lines: Vec<String>,
     },
     /// Exactly one of the two is set.
     Exited {

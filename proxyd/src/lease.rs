@@ -5,6 +5,7 @@
 
 pub mod flow;
 pub mod names;
+pub mod notes;
 pub mod serve;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use crate::audit::Line;
 use crate::policy::Generation;
 use flow::Flows;
 use names::Names;
+use notes::Notes;
 
 /// Leases at once. One host does not run more sandboxes than this.
 const LEASES_MAX: usize = 16 * 1024;
@@ -46,6 +48,7 @@ pub struct Lease {
     pub session: Option<SessionId>,
     pub names: Names,
     pub flows: Flows,
+    pub notes: Notes,
     /// Room for connections.
     pub room: Arc<Semaphore>,
     /// Cancelled when the lease ends: everything under it ends then.
@@ -67,6 +70,7 @@ impl Lease {
             session: open.session,
             names,
             flows: Flows::default(),
+            notes: Notes::default(),
             room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             end,
             calls: Mutex::new(Vec::new()),
@@ -118,6 +122,7 @@ impl Lease {
 
     fn call_finished(&self, call: &CallId) {
         self.calls().retain(|running| running != call);
+        self.notes.forget(call);
     }
 
     /// Whether one more refused lookup is to be recorded.
@@ -264,6 +269,14 @@ impl Leases {
         let table = self.table();
         let id = table.tokens.get(&hash(token))?;
         table.live.get(id)?.clone()
+    }
+
+    /// Keeps a refusal for the calls that run on the lease it was recorded for.
+    pub fn note(&self, record: &Line, hint: Option<&str>) {
+        let lease = record.lease.as_ref().and_then(|id| self.table().live.get(id)?.clone());
+        if let Some(lease) = lease {
+            lease.notes.add(record, hint);
+        }
     }
 
     pub fn views(&self) -> Vec<LeaseView> {

@@ -153,6 +153,14 @@ async fn execute(
     let sandbox = &in_use.sandbox;
     sandbox.lease().call_started(&call).await;
     let outcome = run(channel, sandbox, asked).await;
+    if let Ok(Some(exit)) = &outcome
+        && exit.code != Some(0)
+    {
+        let lines = sandbox.lease().refusals(&call).await;
+        if !lines.is_empty() {
+            let _ = channel.send(&ExecReply::Noted { lines }, &[]).await;
+        }
+    }
     sandbox.close();
     let exit = outcome?;
     let Some(exit) = exit else { return Ok(()) };

@@ -319,6 +319,10 @@ impl Service {
         if sandbox.cell.oom_kills() > kills {
             receipt::out_of_memory(&mut receipt, sandbox.table.memory_bytes);
         }
+        if receipt.is_error && receipt.exit_code.is_some() {
+            let lines = sandbox.lease().refusals(&call.request.call).await;
+            receipt::add_refusals(&mut receipt, &lines);
+        }
         receipt.sandbox = Some(sandbox.id.clone());
         receipt.provision_us = seat.provision_us;
         receipt.layers = sandbox.layers();

@@ -5,7 +5,7 @@
 //! when it ends, the lease is opened again by its id, with growing pauses, for as long as the
 //! sandbox lives; when proxyd revokes it, the sandbox is told and ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,12 +15,14 @@ use ipc::fault::Fault;
 use ipc::fd::{Channel, MessageError};
 use ipc::id::CallId;
 use ipc::lease::{Descriptor, LeaseReply, LeaseRequest, Open, Opened};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How long proxyd may take to answer one request to open.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to say what it refused: it waits a second itself for what is undecided.
+const REFUSALS_TIMEOUT: Duration = Duration::from_secs(3);
 /// First and longest pause between two tries.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -66,6 +68,8 @@ struct State {
     /// None while proxyd is away.
     channel: Option<Arc<Channel>>,
     running: BTreeSet<CallId>,
+    /// Who waits for what was refused to a call.
+    asking: HashMap<CallId, oneshot::Sender<Vec<String>>>,
 }
 
 impl Lease {
@@ -115,6 +119,17 @@ impl Lease {
         self.tell(&LeaseRequest::CallFinished { call: call.clone() }).await;
     }
 
+    /// What proxyd refused to a running call; nothing where proxyd is away or slow, because the
+    /// call's result must not wait for it.
+    pub async fn refusals(&self, call: &CallId) -> Vec<String> {
+        let (tell, told) = oneshot::channel();
+        self.shared.state().asking.insert(call.clone(), tell);
+        self.tell(&LeaseRequest::Refusals { call: call.clone() }).await;
+        let lines = tokio::time::timeout(REFUSALS_TIMEOUT, told).await;
+        self.shared.state().asking.remove(call);
+        lines.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
     /// Gives the lease back: proxyd forgets it at once.
     pub async fn close(&self) {
         self.shared.ended.cancel();
@@ -160,6 +175,7 @@ impl Shared {
             Ok(Ok((LeaseReply::Opened(opened), _))) => Ok((channel, opened)),
             Ok(Ok((LeaseReply::Refused { fault }, _))) => Err(LeaseError::Refused(fault)),
             Ok(Ok((LeaseReply::Revoked { reason }, _))) => Err(unreachable(reason)),
+            Ok(Ok(_)) => Err(unreachable("an answer to something else".to_owned())),
             Ok(Err(error)) => Err(unreachable(error.to_string())),
             Err(_) => Err(unreachable(format!("no answer within {} s", REPLY_TIMEOUT.as_secs()))),
         }
@@ -181,11 +197,22 @@ async fn keep(shared: Arc<Shared>, first: Arc<Channel>, events: mpsc::UnboundedS
                 let _ = events.send(Event::Revoked { reason });
                 return;
             }
+            Ok((LeaseReply::Refusals { call, lines }, _)) => {
+                if let Some(tell) = shared.state().asking.remove(&call) {
+                    // Whoever asked waits no longer.
+                    let _ = tell.send(lines);
+                }
+                continue;
+            }
             // Nothing else is said on an open lease; a newer proxyd may know better.
             Ok(_) | Err(MessageError::Malformed(_)) => continue,
             Err(_) => {}
         }
-        shared.state().channel = None;
+        {
+            let mut state = shared.state();
+            state.channel = None;
+            state.asking.clear();
+        }
         tracing::info!(lease = %shared.open.lease, "proxyd is away: opening the lease again");
         let Some((again, opened)) = reopen(&shared).await else { return };
         channel = Arc::new(again);

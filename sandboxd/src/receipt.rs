@@ -91,6 +91,16 @@ pub fn out_of_memory(receipt: &mut Receipt, limit_bytes: u64) {
     }
 }
 
+/// A command failed, and proxyd refused something while it ran. Not every client says so.
+pub fn add_refusals(receipt: &mut Receipt, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    let list: String = lines.iter().map(|line| format!("\n- {line}")).collect();
+    let notice = format!("{}: while it ran, proxyd refused:{list}", receipt.tool);
+    receipt.content.push(files::text(notice));
+}
+
 /// `512 MiB`, `2 GiB`.
 fn size(bytes: u64) -> String {
     match bytes {

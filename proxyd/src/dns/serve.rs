@@ -96,6 +96,7 @@ fn record(daemon: &Daemon, lease: &Lease, generation: u64, name: &str, reason: S
         generation,
         ..lease.line()
     };
+    lease.notes.add(&line, None);
     let audit = daemon.audit.clone();
     tokio::spawn(async move {
         // Nothing left on behalf of the question, so a record that fails lets nothing out.

@@ -70,7 +70,7 @@ async fn hold(daemon: Arc<Daemon>, channel: Channel, stop: CancellationToken) {
     tracing::info!(
         lease = %lease.id, environment = lease.environment, owner = lease.owner, "lease opened"
     );
-    let closed = listen(&channel, &lease, &stop).await;
+    let closed = listen(&Arc::new(channel), &lease, &stop).await;
     daemon.leases.leave(&lease, closed);
     tracing::info!(lease = %lease.id, closed, "lease ended");
 }
@@ -82,7 +82,7 @@ async fn refuse(channel: &Channel, fault: Fault) {
 }
 
 /// Follows what the holder says; whether it closed the lease properly.
-async fn listen(channel: &Channel, lease: &Lease, stop: &CancellationToken) -> bool {
+async fn listen(channel: &Arc<Channel>, lease: &Arc<Lease>, stop: &CancellationToken) -> bool {
     loop {
         let message = tokio::select! {
             message = channel.receive::<LeaseRequest>() => message,
@@ -96,6 +96,15 @@ async fn listen(channel: &Channel, lease: &Lease, stop: &CancellationToken) -> b
         match message {
             Ok((LeaseRequest::CallStarted { call }, _)) => lease.call_started(call),
             Ok((LeaseRequest::CallFinished { call }, _)) => lease.call_finished(&call),
+            Ok((LeaseRequest::Refusals { call }, _)) => {
+                // It may wait, and what else the holder says must not.
+                let (channel, lease) = (Arc::clone(channel), Arc::clone(lease));
+                tokio::spawn(async move {
+                    let lines = lease.notes.of(&call).await;
+                    // A holder that is gone has no more questions.
+                    let _ = channel.send(&LeaseReply::Refusals { call, lines }, &[]).await;
+                });
+            }
             Ok((LeaseRequest::Close, _)) => return true,
             Ok((LeaseRequest::Open(_), _)) | Err(MessageError::Malformed(_)) => {
                 tracing::warn!(lease = %lease.id, "holder sent what no lease takes");

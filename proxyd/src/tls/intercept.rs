@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use policies::Host;
+use rustls::AlertDescription;
 use tokio::time::timeout;
 
 use super::hello::Hello;
@@ -18,6 +19,11 @@ pub enum InterceptError {
     Leaf(#[from] LeafError),
     #[error("TLS with the client: {0}")]
     Handshake(std::io::Error),
+    #[error(
+        "the client does not trust proxyd's certificate for this host (TLS alert {0:?}): it has \
+         a list of roots of its own, or was told of another"
+    )]
+    Untrusted(AlertDescription),
     #[error("TLS with the client: not done within {} s", DEADLINE.as_secs())]
     Slow,
 }
@@ -31,6 +37,18 @@ pub struct Intercepted {
     pub speaks_h2: bool,
 }
 
+/// Tells a client that has no trust in us from other trouble, by what libraries send then.
+fn failed(error: std::io::Error) -> InterceptError {
+    use AlertDescription::{BadCertificate, CertificateUnknown, UnknownCA};
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::AlertReceived(
+            alert @ (BadCertificate | CertificateUnknown | UnknownCA),
+        )) => InterceptError::Untrusted(*alert),
+        _ => InterceptError::Handshake(error),
+    }
+}
+
 /// Answers the hello as `host`.
 pub async fn accept(
     leaves: &Leaves,
@@ -41,7 +59,7 @@ pub async fn accept(
     let stream = timeout(DEADLINE, hello.handshake.into_stream(config))
         .await
         .map_err(|_| InterceptError::Slow)?
-        .map_err(InterceptError::Handshake)?;
+        .map_err(failed)?;
     let speaks_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     Ok(Intercepted { stream: Stream::new(stream), speaks_h2 })
 }

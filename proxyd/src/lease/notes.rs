@@ -1,0 +1,168 @@
+//! What was refused to the calls that run on a lease, kept for whoever reads their results.
+//!
+//! A client may print nothing of the answer it got, or may not have understood it: one that trusts
+//! a list of roots of its own sees a broken connection. So the holder of the lease may ask. Nothing
+//! here is more than the client was told; the audit has it all, this only the first few.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use ipc::id::CallId;
+use tokio::sync::watch;
+
+use crate::audit::Line;
+
+/// Different refusals kept for a lease: a program that fails has few causes.
+const NOTES_MAX: usize = 16;
+/// Longest line. The client chose parts of it.
+const LINE_CHARS_MAX: usize = 600;
+/// How long an answer waits for connections that are being opened. The client of such a connection
+/// has ended, as a rule, when its call is asked about, so the connection has too.
+const OPENING_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The refusals of one lease.
+#[derive(Default)]
+pub struct Notes {
+    kept: Mutex<Vec<Note>>,
+    opening: watch::Sender<usize>,
+}
+
+struct Note {
+    calls: Vec<CallId>,
+    line: String,
+}
+
+/// A connection of which it is not known yet whether it will be refused.
+pub struct Opening<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+impl Notes {
+    /// Keeps a refusal for the calls that it may concern.
+    pub fn add(&self, record: &Line, hint: Option<&str>) {
+        let Some(reason) = &record.reason else { return };
+        if record.calls.is_empty() {
+            return;
+        }
+        let host = record.host.as_deref().unwrap_or("?");
+        let port = record.port.map(|port| format!(":{port}")).unwrap_or_default();
+        let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
+        let line: String = format!("{host}{port}: {reason}{hint}")
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .take(LINE_CHARS_MAX)
+            .collect();
+        let mut kept = self.kept();
+        match kept.iter().position(|note| note.line == line) {
+            Some(at) => {
+                let note = &mut kept[at];
+                let new = record.calls.iter().filter(|call| !note.calls.contains(call));
+                let new: Vec<_> = new.cloned().collect();
+                note.calls.extend(new);
+            }
+            None if kept.len() < NOTES_MAX => {
+                kept.push(Note { calls: record.calls.clone(), line });
+            }
+            None => {}
+        }
+    }
+
+    /// The lines about one call.
+    pub async fn of(&self, call: &CallId) -> Vec<String> {
+        let mut opening = self.opening.subscribe();
+        // The sender is ours, so this ends for no other reason.
+        let _ = tokio::time::timeout(OPENING_PATIENCE, opening.wait_for(|count| *count == 0)).await;
+        let kept = self.kept();
+        let about = kept.iter().filter(|note| note.calls.contains(call));
+        about.map(|note| note.line.clone()).collect()
+    }
+
+    /// A call has ended: nobody asks about it any more.
+    pub fn forget(&self, call: &CallId) {
+        self.kept().retain_mut(|note| {
+            note.calls.retain(|kept| kept != call);
+            !note.calls.is_empty()
+        });
+    }
+
+    /// Says that a connection is being opened, until the guard is dropped.
+    pub fn opening(&self) -> Opening<'_> {
+        self.opening.send_modify(|count| *count += 1);
+        Opening(&self.opening)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Note>> {
+        self.kept.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(host: &str, calls: &[&CallId]) -> Line {
+        Line {
+            host: Some(host.to_owned()),
+            port: Some(443),
+            reason: Some("host_not_listed: no".to_owned()),
+            calls: calls.iter().map(|call| (*call).clone()).collect(),
+            ..Line::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_is_told_what_was_refused_while_it_ran_once_for_each_kind() {
+        let (one, other) = (CallId::random(), CallId::random());
+        let notes = Notes::default();
+        notes.add(&record("a.example", &[&one]), Some("list it"));
+        notes.add(&record("a.example", &[&one, &other]), Some("list it"));
+        notes.add(&record("b\n.example", &[&other]), None);
+        notes.add(&record("c.example", &[]), None);
+
+        let a = "a.example:443: host_not_listed: no (list it)";
+        assert_eq!(notes.of(&one).await, [a]);
+        assert_eq!(notes.of(&other).await, [a, "b .example:443: host_not_listed: no"]);
+
+        notes.forget(&one);
+        assert!(notes.of(&one).await.is_empty());
+        assert_eq!(notes.of(&other).await.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_a_hostile_sandbox_leaves_here_is_bounded() {
+        let call = CallId::random();
+        let notes = Notes::default();
+        for at in 0..1000 {
+            notes.add(&record(&format!("{at}{}", "x".repeat(2000)), &[&call]), None);
+        }
+
+        let lines = notes.of(&call).await;
+
+        assert_eq!(lines.len(), NOTES_MAX);
+        assert!(lines.iter().all(|line| line.chars().count() <= LINE_CHARS_MAX));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_waits_for_connections_that_are_being_opened_but_not_for_ever() {
+        let call = CallId::random();
+        let notes = std::sync::Arc::new(Notes::default());
+        let stuck = notes.opening();
+        assert!(notes.of(&call).await.is_empty());
+        drop(stuck);
+
+        let opening = notes.opening();
+        let asking = tokio::spawn({
+            let (notes, call) = (std::sync::Arc::clone(&notes), call.clone());
+            async move { notes.of(&call).await }
+        });
+        tokio::task::yield_now().await;
+        notes.add(&record("a.example", &[&call]), None);
+        drop(opening);
+
+        assert_eq!(asking.await.unwrap().len(), 1);
+    }
+}
