@@ -231,10 +231,12 @@ impl Cell {
     }
 
     /// Has commands trust proxyd's certificates too, instead of those of the last time. They see
-    /// them at once and cannot change them.
-    pub async fn trust(&self, ca_pem: &str) -> Result<(), CellError> {
-        let body = memory::holding(ca_pem.as_bytes())?;
-        let channel = self.order(&Order::Trust, &[body.as_fd()]).await?;
+    /// them at once and cannot change them. `added` are those of the root's that runtimes with a
+    /// list of their own lack.
+    pub async fn trust(&self, ca_pem: &str, added: &str) -> Result<(), CellError> {
+        let ours = memory::holding(ca_pem.as_bytes())?;
+        let added = memory::holding(added.as_bytes())?;
+        let channel = self.order(&Order::Trust, &[ours.as_fd(), added.as_fd()]).await?;
         match channel.receive().await.map_err(CellError::of_cell)?.0 {
             Report::Trusted => Ok(()),
             Report::Failed(failure) => Err(CellError::Start(failure)),

@@ -44,6 +44,7 @@ use self::trust::Trust;
 use crate::plan::{INSIDE_ID, SandboxPlan};
 use crate::sys::process::{fork, ignore_children};
 use crate::sys::seccomp::Filter;
+use crate::trust::BUNDLE_BYTES_MAX;
 use crate::zygote::memory;
 use crate::zygote::message::{Failure, Order, Program, Progress, Report};
 
@@ -309,8 +310,9 @@ fn incomplete() -> std::io::Error {
 }
 
 fn add(trust: &Trust, fds: &[OwnedFd]) -> std::io::Result<()> {
-    let file = fds.first().ok_or_else(incomplete)?;
-    trust.add(&memory::read(file, CA_BYTES_MAX)?)
+    let [ours, added] = fds else { return Err(incomplete()) };
+    let added_bytes_max = usize::try_from(BUNDLE_BYTES_MAX).unwrap_or(usize::MAX);
+    trust.add(&memory::read(ours, CA_BYTES_MAX)?, &memory::read(added, added_bytes_max)?)
 }
 
 fn program(fds: &mut Vec<OwnedFd>) -> std::io::Result<Body> {

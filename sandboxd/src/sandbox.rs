@@ -496,10 +496,10 @@ async fn trust(
     bundle: Option<OwnedFd>,
     ca_pem: &str,
 ) -> Result<(), Fault> {
-    cell.trust(ca_pem).await.map_err(|e| {
+    let added = key_stores.fill(root, bundle.as_ref(), ca_pem).map_err(key_store_fault)?;
+    cell.trust(ca_pem, &added).await.map_err(|e| {
         Fault::new(Code::Unavailable, format!("cannot have a sandbox trust proxyd: {e}"))
-    })?;
-    key_stores.fill(root, bundle.as_ref(), ca_pem).map_err(key_store_fault)
+    })
 }
 
 /// Later ones win: the lease's placeholders over our own over the plan's.

@@ -22,6 +22,9 @@ pub const SYSTEM_BUNDLES: &[&str] = &[
     // Alpine; OpenSSL's own default.
     "/etc/ssl/cert.pem",
 ];
+/// Those of them that are never shown from the root, since their directory is ours: they lead to our
+/// bundle in every sandbox, because OpenSSL of some distributions looks nowhere else.
+pub const LINKS: &[&str] = &["/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem"];
 /// Where distributions keep Java's store of the same certificates.
 pub const JAVA_STORES: &[&str] = &[
     // Debian, Ubuntu, Arch, Alpine.
@@ -37,7 +40,8 @@ pub const JAVA_HOMES: &[&str] =
 pub const JAVA_OWN_STORES: &[&str] = &["lib/security/cacerts", "jre/lib/security/cacerts"];
 /// Our bundle. Its directory is never a mount of the root's, so it can always be made.
 pub const BUNDLE: &str = "/etc/ssl/cleanhands-bundle.pem";
-/// proxyd's certificates alone, for runtimes that add to a store of their own.
+/// proxyd's certificates and those that an operator added to the root's bundle, for runtimes that
+/// add to a list of their own.
 pub const OURS: &str = "/etc/ssl/cleanhands-ca.pem";
 /// The same certificates for Java: see [`store`].
 pub const KEY_STORE: &str = "/etc/ssl/cleanhands-java.jks";
@@ -55,8 +59,17 @@ pub fn variables() -> Vec<(String, String)> {
         "AWS_CA_BUNDLE",
         "PIP_CERT",
         "CARGO_HTTP_CAINFO",
+        // Of runtimes that have a list of their own, where they do not ask OpenSSL.
+        "PERL_LWP_SSL_CA_FILE",
+        "HEX_CACERTS_PATH",
+        "NIX_SSL_CERT_FILE",
+        "BUNDLE_SSL_CA_CERT",
+        "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+        "HTTPLIB2_CA_CERTS",
+        "SYSTEM_CERTIFICATE_PATH",
     ];
-    /// These add to it, and reading a whole bundle again would only take time.
+    /// These add to it. Reading the whole bundle again would cost Node a fifth of its start.
     const ADD: &[&str] = &["NODE_EXTRA_CA_CERTS", "DENO_CERT"];
     /// A prompt would wait for nobody; a remote by SSH cannot carry a credential that proxyd adds.
     const GIT: &[(&str, &str)] = &[

@@ -59,6 +59,10 @@ const ETC: &[&str] = &[
     "debian_version",
     "redhat-release",
     "lsb-release",
+    // What Maven and PHP do not start or lack their modules without; Maven's settings hold passwords.
+    "maven/m2.conf",
+    "maven/logging",
+    "php.d",
     // Terminals, keyboards, fonts.
     "terminfo",
     "inputrc",
@@ -66,6 +70,8 @@ const ETC: &[&str] = &[
 ];
 /// Runtimes whose own directory carries a version: `java-17-openjdk`, `python3.11`, `perl`.
 const ETC_PREFIXES: &[&str] = &["java", "python", "perl"];
+/// The same, of each version of PHP: which modules it loads, but not `php.ini` or what servers use.
+const ETC_PHP: &[&str] = &["mods-available", "cli/conf.d"];
 
 /// Devices that every program may use; none reaches hardware.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
@@ -166,7 +172,7 @@ fn check_root(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The entries of [`ETC`] and [`ETC_PREFIXES`] that may exist.
+/// The entries of [`ETC`], [`ETC_PREFIXES`] and [`ETC_PHP`] that may exist.
 fn etc_entries(root: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<PathBuf> = ETC.iter().map(PathBuf::from).collect();
     let Ok(listing) = std::fs::read_dir(root.join("etc")) else { return entries };
@@ -176,6 +182,11 @@ fn etc_entries(root: &Path) -> Vec<PathBuf> {
         if ETC_PREFIXES.iter().any(named) {
             entries.push(name.into());
         }
+    }
+    let versions = std::fs::read_dir(root.join("etc/php")).into_iter().flatten().flatten();
+    for version in versions {
+        let version = Path::new("php").join(version.file_name());
+        entries.extend(ETC_PHP.iter().map(|name| version.join(name)));
     }
     entries
 }

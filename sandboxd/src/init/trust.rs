@@ -18,7 +18,7 @@ use super::root::{cover, inside, open_in, open_root};
 use crate::plan::SandboxPlan;
 use crate::sys::mount::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY};
 use crate::trust::{
-    BUNDLE, BUNDLE_BYTES_MAX, JAVA_HOMES, JAVA_OWN_STORES, JAVA_STORES, KEY_STORE, OURS,
+    BUNDLE, BUNDLE_BYTES_MAX, JAVA_HOMES, JAVA_OWN_STORES, JAVA_STORES, KEY_STORE, LINKS, OURS,
     SYSTEM_BUNDLES,
 };
 
@@ -121,6 +121,9 @@ pub fn prepare(private: &OwnedFd, original: Option<Original>) -> Result<Trust> {
             cover(Path::new(BUNDLE), &target, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
         }
     }
+    for path in LINKS {
+        rustix::fs::symlinkat(BUNDLE, private, inside(Path::new(path)))?;
+    }
     Ok(Trust { bundle, root_bytes, ours: create(private, OURS)? })
 }
 
@@ -147,12 +150,16 @@ fn copy(original: &Original, bundle: &File) -> Result<u64> {
 }
 
 impl Trust {
-    /// Puts proxyd's certificates in the place of those that were added before.
-    pub fn add(&self, ca_pem: &[u8]) -> Result<()> {
+    /// Puts proxyd's certificates in the place of those that were added before. `added` are those
+    /// of the root's that only this host has.
+    pub fn add(&self, ca_pem: &[u8], added: &[u8]) -> Result<()> {
+        let only_here = [ca_pem, added].concat();
         // Written before it is cut: a reader never finds a bundle without any of ours.
-        for (file, from) in [(&self.bundle, self.root_bytes), (&self.ours, 0)] {
-            file.write_all_at(ca_pem, from)?;
-            file.set_len(from + ca_pem.len() as u64)?;
+        for (file, from, bytes) in
+            [(&self.bundle, self.root_bytes, ca_pem), (&self.ours, 0, &only_here)]
+        {
+            file.write_all_at(bytes, from)?;
+            file.set_len(from + bytes.len() as u64)?;
         }
         Ok(())
     }

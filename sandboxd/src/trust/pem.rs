@@ -1,4 +1,5 @@
-//! Certificates out of a PEM bundle (RFC 7468), as the root's distribution or an image has it.
+//! Certificates out of a PEM bundle (RFC 7468), as the root's distribution or an image has it, and
+//! back.
 //!
 //! What is no certificate between its two lines is left out: one entry that cannot be read must not
 //! cost a runtime all the others, and nobody is trusted for it.
@@ -30,6 +31,17 @@ pub fn certificates(pem: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
+/// One certificate as an entry of a bundle.
+pub fn entry(der: &[u8]) -> String {
+    const LINE: usize = 64;
+    let digits = STANDARD.encode(der);
+    let lines: Vec<&str> = (0..digits.len())
+        .step_by(LINE)
+        .map(|from| &digits[from..digits.len().min(from + LINE)])
+        .collect();
+    format!("{BEGIN}\n{}\n{END}\n", lines.join("\n"))
+}
+
 /// Whether this is one DER sequence that ends where it says (X.690, 8.1.3).
 fn is_whole(der: &[u8]) -> bool {
     const SEQUENCE: u8 = 0x30;
@@ -49,10 +61,6 @@ fn is_whole(der: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn entry(der: &[u8]) -> String {
-        format!("{BEGIN}\n{}\n{END}\n", STANDARD.encode(der))
-    }
 
     #[test]
     fn each_certificate_is_found_whatever_stands_between_them() {

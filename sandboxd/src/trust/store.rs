@@ -1,20 +1,21 @@
-//! The key stores for Java, one for each root that sandboxes have: made when the first sandbox
-//! needs one and shared by all, because a private copy would be the largest thing a sandbox keeps
-//! in memory.
+//! What is made out of a root's bundle, once for each root that sandboxes have: the key store for
+//! Java, shared by all, because a private copy would be the largest thing a sandbox keeps in
+//! memory; and the list of what the operator added to the bundle.
 //!
 //! A cell mounts the file read-only when it is made ([`crate::init`]), before proxyd's certificates
 //! are known; the file is filled here before the first command runs. It is written in place, so
 //! that sandboxes that live see the certificates that replace others.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
+use webpki_root_certs::TLS_SERVER_ROOT_CERTS;
 
 use super::{BUNDLE_BYTES_MAX, java, pem};
 use crate::zygote::memory;
@@ -33,6 +34,8 @@ struct KeyStore {
     /// The bundle that the root's certificates were read from.
     bundle: Option<Version>,
     roots: Vec<Vec<u8>>,
+    /// Those of them, as PEM, that no runtime brings with it.
+    added: Arc<str>,
     /// proxyd's certificates in the file; none yet: the file is empty.
     ours: Option<String>,
 }
@@ -62,18 +65,19 @@ impl KeyStores {
         let file = File::options().write(true).create_new(true).open(&path)?;
         // Whatever the umask: a sandbox may have another user. Its mount is read-only.
         file.set_permissions(std::fs::Permissions::from_mode(0o444))?;
-        let store =
-            KeyStore { path: path.clone(), file, bundle: None, roots: Vec::new(), ours: None };
+        let (roots, added) = (Vec::new(), Arc::from(""));
+        let store = KeyStore { path: path.clone(), file, bundle: None, roots, added, ours: None };
         kept.insert(root.to_owned(), store);
         Ok(path)
     }
 
     /// Has the root's store trust what is in `bundle`, as the cell opened it, and proxyd's
     /// certificates. Nothing is done where it does already, which is always but for the first time
-    /// and after a change: then it takes about a millisecond.
-    pub fn fill(&self, root: &Path, bundle: Option<&OwnedFd>, ours: &str) -> Result<()> {
+    /// and after a change: then it takes about a millisecond. Returns what is in the bundle beyond
+    /// Mozilla's list, which every runtime with a list of its own brings.
+    pub fn fill(&self, root: &Path, bundle: Option<&OwnedFd>, ours: &str) -> Result<Arc<str>> {
         let mut kept = self.kept();
-        let Some(store) = kept.get_mut(root) else { return Ok(()) };
+        let Some(store) = kept.get_mut(root) else { return Ok(Arc::from("")) };
         let version = bundle.map(version).transpose()?;
         let changed = version.is_some() && version != store.bundle;
         if let Some(bundle) = bundle
@@ -81,6 +85,7 @@ impl KeyStores {
         {
             let bytes_max = usize::try_from(BUNDLE_BYTES_MAX).map_err(Error::other)?;
             store.roots = pem::certificates(&memory::read(bundle, bytes_max)?);
+            store.added = beyond_mozilla(&store.roots).into();
             store.bundle = version;
         }
         if changed || store.ours.as_deref() != Some(ours) {
@@ -91,12 +96,17 @@ impl KeyStores {
             store.file.set_len(bytes.len() as u64)?;
             store.ours = Some(ours.to_owned());
         }
-        Ok(())
+        Ok(Arc::clone(&store.added))
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<PathBuf, KeyStore>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn beyond_mozilla(roots: &[Vec<u8>]) -> String {
+    let known: HashSet<&[u8]> = TLS_SERVER_ROOT_CERTS.iter().map(|der| &der[..]).collect();
+    roots.iter().filter(|der| !known.contains(&der[..])).map(|der| pem::entry(der)).collect()
 }
 
 fn version(file: &OwnedFd) -> Result<Version> {
@@ -144,6 +154,21 @@ mod tests {
         let roots = bundle(dir.path(), "");
         stores.fill(root, Some(&roots), OTHER).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), expected(&[], 10));
+    }
+
+    #[test]
+    fn what_an_operator_added_to_the_bundle_is_told_from_what_every_runtime_brings() {
+        let dir = tempfile::tempdir().unwrap();
+        let stores = KeyStores::open(dir.path().join("trust")).unwrap();
+        let root = Path::new("/");
+        stores.path(root).unwrap();
+        let known: String = TLS_SERVER_ROOT_CERTS.iter().map(|der| pem::entry(der)).collect();
+        let roots = bundle(dir.path(), &format!("{known}{OTHER}"));
+
+        let added = stores.fill(root, Some(&roots), OURS).unwrap();
+
+        assert_eq!(&*added, OTHER);
+        assert_eq!(&*stores.fill(root, None, OTHER).unwrap(), OTHER);
     }
 
     #[test]

@@ -51,7 +51,8 @@ pub enum Order {
     Run,
     /// Attached: the call's socket, a memory file with the request, an empty one for the answer.
     Call,
-    /// Attached: a socket for the answer, a memory file with proxyd's certificates (PEM).
+    /// Attached: a socket for the answer, a memory file with proxyd's certificates (PEM), and one
+    /// with those of the root's bundle that only this host has.
     Trust,
     /// Attached: a socket. Confines a process as a command is, and ends it: the proof that every
     /// layer can be had.
