@@ -123,6 +123,15 @@ pub fn connect(path: &Path) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// The same without waiting: `EAGAIN` where the peer's backlog is full.
+pub fn connect_at_once(path: &Path) -> std::io::Result<OwnedFd> {
+    let kind = SocketType::SEQPACKET;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 /// A connected pair of blocking SEQPACKET sockets, close-on-exec.
 pub fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let kind = SocketType::SEQPACKET;

@@ -24,6 +24,10 @@ pub const GRACE_SECONDS: u64 = 60;
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LeaseRequest {
     Open(Open),
+    /// Once, on a sandbox's lease that was opened before its session was known: whose it is.
+    Assign {
+        session: SessionId,
+    },
     /// A tool call begins on this lease: requests from now on may carry its id in the audit.
     CallStarted {
         call: CallId,

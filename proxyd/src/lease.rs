@@ -11,7 +11,7 @@ pub mod serve;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use ipc::id::{CallId, LeaseId, SandboxId, SessionId};
@@ -45,7 +45,8 @@ pub struct Lease {
     pub environment: String,
     pub owner: String,
     pub sandbox: Option<SandboxId>,
-    pub session: Option<SessionId>,
+    /// Known from the beginning, or assigned once.
+    session: OnceLock<SessionId>,
     pub names: Names,
     pub flows: Flows,
     pub notes: Notes,
@@ -67,7 +68,7 @@ impl Lease {
             environment: open.environment,
             owner: open.owner,
             sandbox: open.sandbox,
-            session: open.session,
+            session: open.session.map_or_else(OnceLock::new, OnceLock::from),
             names,
             flows: Flows::default(),
             notes: Notes::default(),
@@ -89,7 +90,7 @@ impl Lease {
             return Some((Arc::clone(policy), *number));
         }
         let whole = generation.environment(&self.environment)?;
-        let policy = match (self.holder, &self.session) {
+        let policy = match (self.holder, self.session.get()) {
             (Holder::Harness, Some(_)) => Arc::new(whole.for_mcp()),
             _ => Arc::clone(whole),
         };
@@ -101,12 +102,18 @@ impl Lease {
     pub fn line(&self) -> Line {
         Line {
             lease: Some(self.id.clone()),
-            session: self.session.clone(),
+            session: self.session.get().cloned(),
             sandbox: self.sandbox.clone(),
             calls: self.calls().clone(),
             environment: Some(self.environment.clone()),
             ..Line::default()
         }
+    }
+
+    /// Whose a sandbox's lease is that was opened before its session was known; false: it is one's
+    /// already.
+    fn assign(&self, session: SessionId) -> bool {
+        self.holder == Holder::Sandbox && self.session.set(session).is_ok()
     }
 
     fn calls(&self) -> MutexGuard<'_, Vec<CallId>> {
@@ -137,7 +144,7 @@ impl Lease {
             environment: self.environment.clone(),
             owner: self.owner.clone(),
             sandbox: self.sandbox.clone(),
-            session: self.session.clone(),
+            session: self.session.get().cloned(),
             flows: self.flows.count(),
             connected: true,
         }

@@ -6,7 +6,6 @@
 mod running;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
 
 use ipc::fd::{Channel, MessageError};
 use ipc::lease::Descriptor;
@@ -14,7 +13,7 @@ use ipc::sandbox::Layer;
 use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 
-use crate::plan::Limits;
+use crate::plan::{Limits, Mount};
 use crate::zygote::OwnId;
 use crate::zygote::cgroup::oom_kills;
 use crate::zygote::memory;
@@ -39,7 +38,6 @@ pub struct Cell {
     egress: Vec<(Descriptor, OwnedFd)>,
     layers: Vec<Layer>,
     bundle: Option<OwnedFd>,
-    provision_us: u64,
     /// Given back when everything inside has been killed.
     _id: OwnId,
 }
@@ -51,6 +49,21 @@ pub(crate) struct FirstProcess {
     pub uid: u32,
     pub pidfd: OwnedFd,
     pub memory: Option<OwnedFd>,
+}
+
+/// A cell that was asked to enter its workspace.
+#[derive(Debug)]
+pub struct Entering(Channel);
+
+impl Entering {
+    /// Waits until commands can run.
+    pub async fn done(self) -> Result<(), CellError> {
+        match self.0.receive().await.map_err(CellError::of_cell)?.0 {
+            Report::Entered => Ok(()),
+            Report::Failed(failure) => Err(CellError::Setup(failure)),
+            _ => Err(CellError::Lost),
+        }
+    }
 }
 
 /// A program to run in a cell. The environment is exactly `env`: see `SandboxPlan::env`.
@@ -123,25 +136,64 @@ impl Cell {
     pub(crate) fn new(channel: Channel, first: FirstProcess, id: OwnId) -> std::io::Result<Self> {
         let FirstProcess { pid, uid, pidfd, memory } = first;
         let pidfd = watched(pidfd)?;
-        let (egress, layers, bundle, provision_us) = (Vec::new(), Vec::new(), None, 0);
-        Ok(Self { channel, pidfd, pid, uid, memory, egress, layers, bundle, provision_us, _id: id })
+        let (egress, layers, bundle) = (Vec::new(), Vec::new(), None);
+        Ok(Self { channel, pidfd, pid, uid, memory, egress, layers, bundle, _id: id })
     }
 
-    /// Waits until the first process has made everything.
-    pub(crate) async fn make_ready(&mut self, began: Instant) -> Result<(), CellError> {
-        let (progress, mut fds) = self.channel.receive().await.map_err(CellError::of_cell)?;
+    /// Waits for the sockets that are the way out, which are the first thing made.
+    pub(crate) async fn take_egress(&mut self) -> Result<(), CellError> {
+        let (progress, fds) = self.progress().await?;
         match progress {
-            Progress::Ready { tcp_sockets, bundle, layers } => {
-                self.bundle = if bundle { fds.pop() } else { None };
+            Progress::Egress { tcp_sockets } => {
                 let kind = |at| if at < tcp_sockets { Descriptor::Tcp } else { Descriptor::DnsUdp };
                 self.egress = fds.into_iter().enumerate().map(|(at, fd)| (kind(at), fd)).collect();
-                self.layers = layers;
+                Ok(())
             }
-            Progress::Failed(failure) => return Err(CellError::Setup(failure)),
-            Progress::Cloned { .. } => return Err(CellError::Lost),
+            Progress::Failed(failure) => Err(CellError::Setup(failure)),
+            _ => Err(CellError::Lost),
         }
-        self.provision_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Ok(())
+    }
+
+    /// Waits until the first process has made everything but the workspace.
+    pub(crate) async fn make_ready(&mut self) -> Result<(), CellError> {
+        let (progress, mut fds) = self.progress().await?;
+        match progress {
+            Progress::Ready { bundle, layers } => {
+                self.bundle = if bundle { fds.pop() } else { None };
+                self.layers = layers;
+                Ok(())
+            }
+            Progress::Failed(failure) => Err(CellError::Setup(failure)),
+            _ => Err(CellError::Lost),
+        }
+    }
+
+    async fn progress(&self) -> Result<(Progress, Vec<OwnedFd>), CellError> {
+        match self.channel.receive().await {
+            // One that ended with an order unread resets the connection; what it said before that
+            // comes next.
+            Err(MessageError::Closed) => self.channel.receive().await,
+            other => other,
+        }
+        .map_err(CellError::of_cell)
+    }
+
+    /// Asks for the workspace; see `Zygote::enter`.
+    pub(crate) async fn enter(
+        &self,
+        workspace: Option<&Mount>,
+        tree: Option<OwnedFd>,
+    ) -> Result<Entering, CellError> {
+        let tree: Vec<_> = tree.iter().map(AsFd::as_fd).collect();
+        let order = Order::Enter { workspace: workspace.cloned() };
+        Ok(Entering(self.order(&order, &tree).await?))
+    }
+
+    /// Whether anything can still run in it.
+    pub fn is_alive(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut ended = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
     }
 
     /// Process id, on the host, of the first process.
@@ -167,11 +219,6 @@ impl Cell {
     /// The root's own bundle of certificates, once: nothing here needs it twice.
     pub fn take_bundle(&mut self) -> Option<OwnedFd> {
         self.bundle.take()
-    }
-
-    /// From the request to ready, in microseconds.
-    pub fn provision_us(&self) -> u64 {
-        self.provision_us
     }
 
     /// How often a process of this cell was killed because all together had reached the memory

@@ -17,6 +17,11 @@ const UID_FIRST: u32 = 1_879_048_192;
 const UID_COUNT: u32 = 65_536;
 /// Sandboxes that may live at once: each takes half a megabyte while idle and a dozen descriptors.
 const SANDBOXES_MAX: usize = 1_000;
+/// Half-made sandboxes that are kept for each environment in use: for a session and a few commands
+/// that begin at once. Each takes what an idle sandbox takes.
+const CELLS_READY: usize = 3;
+/// More would only be memory.
+const CELLS_READY_MAX: usize = 64;
 
 #[derive(Parser, Debug)]
 #[command(name = "sandboxd", version, about = "Disposable sandboxes for commands a model wrote")]
@@ -52,8 +57,11 @@ struct Raw {
     policies_dir: Option<PathBuf>,
     log: Option<String>,
     trusted_uids: BTreeSet<u32>,
+    /// The same by name.
+    trusted_users: Vec<ipc::account::NamedUser>,
     uid_range: Option<UidRange>,
     sandboxes_max: Option<usize>,
+    cells_ready: Option<usize>,
 }
 
 /// The uids, and gids alike, that sandboxes get where sandboxd may give out any.
@@ -74,6 +82,8 @@ pub struct Config {
     pub trusted_uids: BTreeSet<u32>,
     pub uid_range: UidRange,
     pub sandboxes_max: usize,
+    /// Half-made sandboxes kept for each environment in use; 0: none.
+    pub cells_ready: usize,
 }
 
 /// Why there is no configuration.
@@ -170,13 +180,21 @@ fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
         let why = format!("{sandboxes_max} is not between 1 and {UID_COUNT}");
         return Err(ConfigError::Value { what: "sandboxes-max", why });
     }
+    let cells_ready = raw.cells_ready.unwrap_or(CELLS_READY);
+    if cells_ready > CELLS_READY_MAX {
+        let why = format!("{cells_ready} is more than {CELLS_READY_MAX}");
+        return Err(ConfigError::Value { what: "cells-ready", why });
+    }
     Ok(Config {
         check: flags.check,
         layout,
         log,
-        trusted_uids: raw.trusted_uids,
+        trusted_uids: (raw.trusted_uids.into_iter())
+            .chain(raw.trusted_users.iter().map(|user| user.uid))
+            .collect(),
         uid_range,
         sandboxes_max,
+        cells_ready,
     })
 }
 
@@ -197,13 +215,14 @@ mod tests {
 
     #[test]
     fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
-        let text = "state-dir = \"/file\"\nruntime-dir = \"/file\"\ntrusted-uids = [7]\n";
+        let text = "state-dir = \"/file\"\nruntime-dir = \"/file\"\n\
+            trusted-uids = [7]\ntrusted-users = [\"root\"]\n";
         let config = load(text, &["--state-dir", "/flag"]).unwrap();
 
         assert_eq!(config.state(), Path::new("/flag/sandboxd"));
         assert_eq!(config.layout.runtime, Path::new("/file"));
         assert_eq!(config.layout.policies, Layout::system().policies);
-        assert_eq!(config.trusted_uids, BTreeSet::from([7]));
+        assert_eq!(config.trusted_uids, BTreeSet::from([0, 7]));
     }
 
     #[test]
@@ -211,6 +230,7 @@ mod tests {
         for text in [
             "no-such-key = 1",
             "trusted-uids = [-1]",
+            "trusted-users = [\"no-such-user-here\"]",
             "log = \"loud\"",
             "sandboxes-max = 0",
             "uid-range = { first = 0, count = 10 }",

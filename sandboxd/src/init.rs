@@ -9,14 +9,18 @@
 //!  4. Become the cell's own user, keeping the capabilities, which count in the cell only.
 //!  5. Die with the zygote.
 //!  6. Name the host.
-//!  7. Loopback, every address local, TPROXY, the egress sockets.
-//!  8. Build the root, enter it, drop the old one.
-//!  9. No further namespaces, for anybody in this one.
-//! 10. Make the bundle of trusted certificates; close what `/proc` says of the host; make the root
+//!  7. Loopback, every address local, TPROXY, the egress sockets, which are handed out at once.
+//!  8. Build the root and enter it.
+//!  9. Make the bundle of trusted certificates; close what `/proc` says of the host; make the root
 //!     read-only.
-//! 11. Prepare what confines commands.
-//! 12. Hold nothing of the host any more; be nobody's to trace.
-//! 13. Say so, with the egress sockets and the root's own bundle.
+//! 10. Hold nothing of the host any more but its tree; be nobody's to trace.
+//! 11. Say so, with the root's own bundle.
+//!
+//! So far a cell is half made, and may wait for its session (`crate::pool`). Then [`complete`]:
+//!
+//! 12. Show the workspace, drop the host's tree.
+//! 13. No further namespaces, for anybody in this one.
+//! 14. Prepare what confines commands. Nothing runs before that.
 //!
 //! A step that fails ends the cell, with its name and the reason sent first. PID 1 keeps its
 //! capabilities, which hold inside the cell alone: it needs them to confine commands. It reads
@@ -32,7 +36,7 @@ mod tree;
 mod trust;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ipc::sandbox::Layer;
 use rustix::process::{DumpableBehavior, Gid, Signal, Uid};
@@ -41,7 +45,7 @@ use self::command::Body;
 use self::confine::{Broken, Confinement};
 use self::network::{Egress, Ports};
 use self::trust::Trust;
-use crate::plan::{INSIDE_ID, SandboxPlan};
+use crate::plan::{INSIDE_ID, Mount, SandboxPlan};
 use crate::sys::process::{fork, ignore_children};
 use crate::sys::seccomp::Filter;
 use crate::trust::BUNDLE_BYTES_MAX;
@@ -91,6 +95,21 @@ impl Start {
     }
 }
 
+/// A cell that lacks its workspace.
+struct Half {
+    plan: SandboxPlan,
+    host: root::Host,
+    filter: Filter,
+    memory_by_group: bool,
+}
+
+/// How far a cell is.
+enum State {
+    Half(Box<Half>),
+    /// Commands can run.
+    Whole(Box<Confinement>),
+}
+
 /// Runs PID 1 of a cell; returns its exit status.
 pub fn run(start: Start) -> i32 {
     let socket = match start.socket.try_clone() {
@@ -98,21 +117,20 @@ pub fn run(start: Start) -> i32 {
         Err(_) => return 1,
     };
     match prepare(start) {
-        Ok((confinement, trust)) => {
-            serve(&socket, &confinement, &trust);
-            0
-        }
+        Ok((half, trust)) => serve(&socket, half, &trust),
         Err(broken) => {
-            let (step, errno, text) = (broken.step.to_owned(), broken.errno, broken.text);
-            let failure = Progress::Failed(Failure { step, errno, text });
             // Nobody to tell: whoever asked for the cell sees the socket's end.
-            let _ = ipc::fd::send(&socket, &failure, &[]);
+            let _ = ipc::fd::send(&socket, &Progress::Failed(failure(broken)), &[]);
             1
         }
     }
 }
 
-fn prepare(start: Start) -> Result<(Confinement, Trust), Broken> {
+fn failure(broken: Broken) -> Failure {
+    Failure { step: broken.step.to_owned(), errno: broken.errno, text: broken.text }
+}
+
+fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     let plan = start.plan;
     let kernel = |step| move |error: rustix::io::Errno| Broken::at(step)(error.into());
     // 1. Before that, every id is the overflow id and nothing can be owned.
@@ -123,50 +141,77 @@ fn prepare(start: Start) -> Result<(Confinement, Trust), Broken> {
     root::separate().map_err(Broken::at("private mounts"))?;
     let sources = root::take(&plan, start.given).map_err(Broken::at("take mounts"))?;
     let certificates = trust::original(&plan.root).map_err(Broken::at("certificates"))?;
+    let mut host = root::keep_host(&plan).map_err(Broken::at("workspaces"))?;
     // 4.
     change_user(start.uid.is_some())?;
-    // 5. Set after the last change of user, which clears it; then look, because a zygote that
-    //    ended before that sends nothing.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(kernel("parent death signal"))?;
-    if has_ended(start.zygote.as_fd()).map_err(kernel("parent death signal"))? {
-        let text = "the zygote has ended".to_owned();
-        return Err(Broken { step: "parent death signal", errno: None, text });
-    }
+    // 5.
+    die_with(start.zygote.as_fd())?;
     // 6.
     rustix::system::sethostname(plan.hostname.as_bytes()).map_err(kernel("host name"))?;
     // 7.
     network::loopback().map_err(kernel("loopback"))?;
     let egress = network::egress(&plan.ports).map_err(Broken::at("egress sockets"))?;
+    let ports = hand_out(&start.socket, egress)?;
     // 8.
-    let private = root::build(&plan, sources).map_err(Broken::at("root"))?;
-    // 9. A second lock beside seccomp; the files are the new /proc's, for this namespace.
-    for kind in NAMESPACE_KINDS {
-        let path = format!("/proc/sys/user/max_{kind}_namespaces");
-        if Path::new(&path).exists() {
-            std::fs::write(&path, "0").map_err(Broken::at("namespace limits"))?;
-        }
-    }
-    // 10.
+    let private = root::build(&plan, sources, &mut host).map_err(Broken::at("root"))?;
+    // 9.
     let bundle = certificates.as_ref().map(trust::Original::again).transpose();
     let bundle = bundle.map_err(Broken::at("certificates"))?;
     let trust = trust::prepare(&private, certificates).map_err(Broken::at("certificates"))?;
     trust::cover_java(&plan).map_err(Broken::at("certificates of Java"))?;
     root::close_proc().map_err(Broken::at("/proc"))?;
     root::seal().map_err(Broken::at("read-only root"))?;
-    // 11.
-    let confinement = Confinement::prepare(&plan, start.filter, start.memory_by_group)
-        .map_err(|error| Broken { step: "landlock", errno: None, text: error.to_string() })?;
-    // 12. Descriptors of the zygote's were closed by their owners or when it cloned; 0, 1 and 2
+    // 10. Descriptors of the zygote's were closed by their owners or when it cloned; 0, 1 and 2
     //     are the daemon's.
     silence().map_err(kernel("descriptors"))?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(kernel("undumpable"))?;
     ignore_children();
-    // 13.
-    let layers = layers(start.uid, &egress.ports, &confinement, &start.limits);
-    ready(&start.socket, &egress, bundle, layers)?;
-    Ok((confinement, trust))
+    // 11.
+    let layers = layers(start.uid, &ports, &start.filter, &start.limits);
+    let (attached, filter, memory_by_group) = (&bundle, start.filter, start.memory_by_group);
+    let attached: Vec<_> = attached.iter().map(AsFd::as_fd).collect();
+    send(&start.socket, &Progress::Ready { bundle: bundle.is_some(), layers }, &attached)?;
+    Ok((Half { plan, host, filter, memory_by_group }, trust))
+}
+
+/// Makes a half-made cell whole.
+fn complete(
+    half: Half,
+    workspace: Option<Mount>,
+    given: Option<OwnedFd>,
+) -> Result<Confinement, Broken> {
+    let Half { mut plan, host, filter, memory_by_group } = half;
+    // 12.
+    root::enter(host, workspace.as_ref(), given).map_err(Broken::at("take mounts"))?;
+    // 13. A second lock beside seccomp; the files are the new /proc's, for this namespace.
+    for kind in NAMESPACE_KINDS {
+        match std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0") {
+            // A kind that this kernel does not have.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            other => other.map_err(Broken::at("namespace limits"))?,
+        }
+    }
+    root::close_sys().map_err(Broken::at("/proc"))?;
+    // 14.
+    plan.mounts.extend(workspace);
+    Confinement::prepare(&plan, filter, memory_by_group).map_err(|error| Broken {
+        step: "landlock",
+        errno: None,
+        text: error.to_string(),
+    })
+}
+
+/// Has this process end with another. Set after the last change of user, which clears it; then it
+/// looks, because one that ended before that sends nothing.
+fn die_with(zygote: BorrowedFd<'_>) -> Result<(), Broken> {
+    let fail = |error: rustix::io::Errno| Broken::at("parent death signal")(error.into());
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(fail)?;
+    if has_ended(zygote).map_err(fail)? {
+        let text = "the zygote has ended".to_owned();
+        return Err(Broken { step: "parent death signal", errno: None, text });
+    }
+    Ok(())
 }
 
 fn wait_for_ids(mapped: &OwnedFd) -> Result<(), Broken> {
@@ -216,17 +261,15 @@ fn silence() -> rustix::io::Result<()> {
     rustix::stdio::dup2_stderr(&null)
 }
 
-fn ready(
-    socket: &OwnedFd,
-    egress: &Egress,
-    bundle: Option<OwnedFd>,
-    layers: Vec<Layer>,
-) -> Result<(), Broken> {
-    let fds: Vec<BorrowedFd<'_>> =
-        egress.tcp.iter().chain([&egress.dns]).chain(&bundle).map(AsFd::as_fd).collect();
-    let (tcp_sockets, bundle) = (egress.tcp.len(), bundle.is_some());
-    let message = Progress::Ready { tcp_sockets, bundle, layers };
-    ipc::fd::send(socket, &message, &fds).map_err(|error| Broken {
+/// Gives the egress sockets away; what is left is which ports they are for.
+fn hand_out(socket: &OwnedFd, egress: Egress) -> Result<Ports, Broken> {
+    let fds: Vec<_> = egress.tcp.iter().chain([&egress.dns]).map(AsFd::as_fd).collect();
+    send(socket, &Progress::Egress { tcp_sockets: egress.tcp.len() }, &fds)?;
+    Ok(egress.ports)
+}
+
+fn send(socket: &OwnedFd, progress: &Progress, fds: &[BorrowedFd<'_>]) -> Result<(), Broken> {
+    ipc::fd::send(socket, progress, fds).map_err(|error| Broken {
         step: "ready",
         errno: None,
         text: error.to_string(),
@@ -234,7 +277,7 @@ fn ready(
 }
 
 /// What confines this cell's commands, in words.
-fn layers(uid: Option<u32>, ports: &Ports, confinement: &Confinement, limits: &str) -> Vec<Layer> {
+fn layers(uid: Option<u32>, ports: &Ports, filter: &Filter, limits: &str) -> Vec<Layer> {
     let user = match uid {
         Some(uid) => format!("host uid {uid}, its own"),
         None => "host uid of the daemon".to_owned(),
@@ -245,7 +288,7 @@ fn layers(uid: Option<u32>, ports: &Ports, confinement: &Confinement, limits: &s
             format!("loopback only, TCP ports {ports:?}; no TPROXY: {why}")
         }
     };
-    let extent = confinement.filter().extent();
+    let extent = filter.extent();
     let seccomp = format!(
         "{} only, {} calls, {} instructions",
         extent.architecture, extent.calls_allowed, extent.instructions
@@ -269,8 +312,9 @@ fn layers(uid: Option<u32>, ports: &Ports, confinement: &Confinement, limits: &s
     texts.map(|(name, detail)| Layer { name: name.to_owned(), detail }).into()
 }
 
-/// Runs what sandboxd asks for until it closes the socket.
-fn serve(socket: &OwnedFd, confinement: &Confinement, trust: &Trust) {
+/// Does what sandboxd asks for until it closes the socket; returns the exit status.
+fn serve(socket: &OwnedFd, half: Half, trust: &Trust) -> i32 {
+    let mut state = State::Half(Box::new(half));
     loop {
         let (order, mut fds) = match ipc::fd::receive::<Order>(socket) {
             Ok(received) => received,
@@ -281,17 +325,42 @@ fn serve(socket: &OwnedFd, confinement: &Confinement, trust: &Trust) {
             }
             // sandboxd is gone, or speaks another language: nothing more will come. What runs in
             // this cell ends with this process.
-            Err(_) => return,
+            Err(_) => return 0,
         };
         if fds.is_empty() {
-            return;
+            return 0;
         }
         let answer = fds.remove(0);
+        let order = match (order, state) {
+            (Order::Enter { workspace }, State::Half(half)) => {
+                let outcome = complete(*half, workspace, fds.pop());
+                let (report, entered) = match outcome {
+                    Ok(confinement) => (Report::Entered, Some(confinement)),
+                    Err(broken) => (Report::Failed(failure(broken)), None),
+                };
+                let _ = ipc::fd::send(&answer, &report, &[]);
+                let Some(confinement) = entered else { return 1 };
+                state = State::Whole(Box::new(confinement));
+                continue;
+            }
+            (order, before) => {
+                state = before;
+                order
+            }
+        };
+        let confinement = match &state {
+            State::Whole(confinement) => Ok(confinement),
+            State::Half(_) => Err(std::io::Error::other("the cell has no workspace yet")),
+        };
         let outcome = match order {
             Order::Trust => add(trust, &fds).map(|()| Some(Report::Trusted)),
-            Order::Run => program(&mut fds).and_then(|body| start(&answer, body, fds, confinement)),
-            Order::Call => call(&answer, fds, confinement),
-            Order::Rehearse => start(&answer, Body::Rehearsal, Vec::new(), confinement),
+            Order::Enter { .. } => Err(std::io::Error::other("the cell was entered already")),
+            Order::Run => confinement.and_then(|confinement| {
+                program(&mut fds).and_then(|body| start(&answer, body, fds, confinement))
+            }),
+            Order::Call => confinement.and_then(|confinement| call(&answer, fds, confinement)),
+            Order::Rehearse => confinement
+                .and_then(|confinement| start(&answer, Body::Rehearsal, Vec::new(), confinement)),
         };
         let report = outcome.unwrap_or_else(|error| {
             let errno = root::errno_of(&error);

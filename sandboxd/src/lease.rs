@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipc::fault::Fault;
 use ipc::fd::{Channel, MessageError};
-use ipc::id::CallId;
+use ipc::id::{CallId, SessionId};
 use ipc::lease::{Descriptor, LeaseReply, LeaseRequest, Open, Opened};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -70,6 +70,8 @@ struct State {
     running: BTreeSet<CallId>,
     /// Who waits for what was refused to a call.
     asking: HashMap<CallId, oneshot::Sender<Vec<String>>>,
+    /// As it was assigned.
+    session: Option<SessionId>,
 }
 
 impl Lease {
@@ -105,6 +107,12 @@ impl Lease {
         let (events, received) = mpsc::unbounded_channel();
         tokio::spawn(keep(Arc::clone(&shared), channel, events));
         Ok((Self { shared }, opened, received))
+    }
+
+    /// Says for which session the lease is, where that was not known when it was opened. Once.
+    pub async fn assign(&self, session: &SessionId) {
+        self.shared.state().session = Some(session.clone());
+        self.tell(&LeaseRequest::Assign { session: session.clone() }).await;
     }
 
     /// Tells proxyd that a call begins; returns when the message is on its way, so that no request
@@ -163,12 +171,19 @@ impl Shared {
             |why: String| LeaseError::Unreachable { socket: self.socket.clone(), why };
         let socket = self.socket.clone();
         // connect(2) waits while the backlog is full; that must not hold up other tasks.
-        let connected = tokio::task::spawn_blocking(move || ipc::fd::connect(&socket)).await;
-        let connected = connected.map_err(|e| unreachable(e.to_string()))?;
+        let connected = match ipc::fd::connect_at_once(&socket) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                let connecting = tokio::task::spawn_blocking(move || ipc::fd::connect(&socket));
+                connecting.await.map_err(|e| unreachable(e.to_string()))?
+            }
+            other => other,
+        };
         let channel = connected.and_then(Channel::new).map_err(|e| unreachable(e.to_string()))?;
         let sockets: Vec<_> = self.sockets.iter().map(AsFd::as_fd).collect();
         let exchange = async {
-            channel.send(&LeaseRequest::Open(self.open.clone()), &sockets).await?;
+            let mut open = self.open.clone();
+            open.session = self.state().session.clone().or(open.session);
+            channel.send(&LeaseRequest::Open(open), &sockets).await?;
             channel.receive::<LeaseReply>().await
         };
         match tokio::time::timeout(REPLY_TIMEOUT, exchange).await {

@@ -20,6 +20,7 @@ pub mod journal;
 pub mod lease;
 pub mod output;
 pub mod owner;
+pub mod pool;
 pub mod receipt;
 mod run;
 pub mod sandbox;

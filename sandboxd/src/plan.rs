@@ -36,6 +36,8 @@ pub struct SandboxPlan {
     pub hostname: String,
     /// The workspace first, then what the policy names.
     pub mounts: Vec<Mount>,
+    /// On the host: the directory that sandboxd's own workspaces are in.
+    pub workspaces: Option<PathBuf>,
     /// On the host: what is shown as `trust::KEY_STORE`, if anything is.
     pub key_store: Option<PathBuf>,
     /// Written into the private root before anything runs.
@@ -90,10 +92,8 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub struct PlanFacts {
     pub hostname: String,
-    /// The directory that becomes [`WORKSPACE`], absolute.
-    pub workspace: PathBuf,
-    /// See [`Mount::identity`].
-    pub workspace_identity: Option<(u64, u64)>,
+    /// The directory that becomes [`WORKSPACE`], if it is known yet.
+    pub workspace: Option<Mount>,
     /// `Policy::ports`, for hosts without TPROXY.
     pub ports: Vec<u16>,
 }
@@ -119,16 +119,33 @@ pub enum PlanError {
     Limits,
 }
 
+impl SandboxPlan {
+    /// What can be made before a session is known, and what makes it that session's.
+    pub fn split(&self) -> (Self, Option<Mount>) {
+        let mut shape = self.clone();
+        let at = shape.mounts.iter().position(|mount| mount.target == Path::new(WORKSPACE));
+        let workspace = at.map(|at| shape.mounts.remove(at));
+        (shape, workspace)
+    }
+}
+
+/// The directory that becomes [`WORKSPACE`], and what it must still be when it is mounted.
+pub fn workspace(path: &Path, identity: (u64, u64)) -> Mount {
+    Mount {
+        source: path.to_owned(),
+        target: WORKSPACE.into(),
+        read_only: false,
+        identity: Some(identity),
+    }
+}
+
 /// Says what a sandbox of this policy will be.
 pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, PlanError> {
     check_means(table)?;
-    let workspace = Mount {
-        source: clean(&facts.workspace)?,
-        target: WORKSPACE.into(),
-        read_only: false,
-        identity: facts.workspace_identity,
-    };
-    let mut mounts = vec![workspace];
+    if let Some(workspace) = &facts.workspace {
+        clean(&workspace.source)?;
+    }
+    let mut mounts: Vec<Mount> = Vec::new();
     for wanted in &table.mounts {
         let target = clean(Path::new(&wanted.target))?;
         check_target(&target)?;
@@ -139,7 +156,8 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
         mounts.push(Mount { source, target, read_only: wanted.read_only, identity: None });
     }
     // A mount below another must come after it.
-    mounts[1..].sort_by_key(|mount| mount.target.components().count());
+    mounts.sort_by_key(|mount| mount.target.components().count());
+    mounts.splice(0..0, facts.workspace.clone());
     let root = match &table.root {
         Root::Host => PathBuf::from("/"),
         Root::Path(path) => clean(Path::new(path))?,
@@ -156,6 +174,7 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
         hostname,
         mounts,
         key_store: None,
+        workspaces: None,
         env: env(table),
         limits: limits(table),
         landlock_floor: table.landlock_floor,
@@ -265,8 +284,7 @@ mod tests {
     fn facts() -> PlanFacts {
         PlanFacts {
             hostname: "sbx_abc".into(),
-            workspace: "/state/ws".into(),
-            workspace_identity: Some((1, 2)),
+            workspace: Some(workspace(Path::new("/state/ws"), (1, 2))),
             ports: vec![443],
         }
     }

@@ -99,18 +99,29 @@ fn whole() -> bool {
 /// Makes a cell, confines a process in it, lets go of it.
 fn attempt(zygote: &Zygote) -> Result<Vec<Layer>, CellError> {
     let socket = zygote.make_blocking(&scratch())?;
-    let layers = match receive(&socket)? {
-        Progress::Ready { layers, .. } => layers,
-        Progress::Failed(failure) => return Err(CellError::Setup(failure)),
-        Progress::Cloned { .. } => return Err(CellError::Lost),
+    let layers = loop {
+        match receive(&socket)? {
+            Progress::Egress { .. } => {}
+            Progress::Ready { layers, .. } => break layers,
+            Progress::Failed(failure) => return Err(CellError::Setup(failure)),
+            _ => return Err(CellError::Lost),
+        }
     };
+    ordered(&socket, &Order::Enter { workspace: None })?;
+    ordered(&socket, &Order::Rehearse)?;
+    Ok(layers)
+}
+
+/// Gives an order and waits until it has been done.
+fn ordered(socket: &OwnedFd, order: &Order) -> Result<(), CellError> {
     let (ours, theirs) = ipc::fd::pair()?;
-    ipc::fd::send(&socket, &Order::Rehearse, &[theirs.as_fd()]).map_err(CellError::of_zygote)?;
+    ipc::fd::send(socket, order, &[theirs.as_fd()]).map_err(CellError::of_zygote)?;
     drop(theirs);
     loop {
         match receive(&ours)? {
             Report::Started => {}
-            Report::Exited { code: Some(0), .. } => return Ok(layers),
+            Report::Entered => return Ok(()),
+            Report::Exited { code: Some(0), .. } => return Ok(()),
             Report::Failed(failure) => return Err(CellError::Setup(failure)),
             _ => return Err(CellError::Lost),
         }
@@ -140,6 +151,7 @@ fn scratch() -> SandboxPlan {
         },
         landlock_floor: 1,
         ports: Vec::new(),
+        workspaces: None,
     }
 }
 

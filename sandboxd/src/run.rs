@@ -35,6 +35,8 @@ use crate::trust::store::KeyStores;
 use crate::workspace::Workspaces;
 use crate::zygote::{Identities, Zygote, ZygoteError};
 
+/// How often what was kept ready for nothing is looked for.
+const TIDY_INTERVAL: Duration = Duration::from_secs(60);
 /// How long running calls may go on after the signal to end.
 const DRAIN_CALLS: Duration = Duration::from_secs(3);
 /// How long their sandboxes may take to be gone, and their receipts to be written.
@@ -197,6 +199,7 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
         key_stores,
         lease_socket,
         config.sandboxes_max,
+        config.cells_ready,
     ));
     let owners = Owners::new(&config.trusted_uids, rustix::process::geteuid().as_raw());
     let service = Arc::new(Service::new(journal, Arc::clone(&sandboxes), owners));
@@ -212,6 +215,7 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     let api = tokio::spawn(ipc::http::serve(control_listener, router, stop.clone(), drain));
     let exec = tokio::spawn(exec::serve(exec_listener, Arc::clone(&service), stop.clone()));
     let watchdog = tokio::spawn(tell_watchdog());
+    let tidying = tokio::spawn(tidy(Arc::clone(&sandboxes)));
     ipc::daemon::ready("serving");
     tracing::info!(journal = service.journal.identity(), "ready");
 
@@ -224,6 +228,7 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     service.quiet(DRAIN_ANSWERS).await;
     let _ = tokio::time::timeout(DRAIN_ANSWERS, async { tokio::join!(api, exec) }).await;
     watchdog.abort();
+    tidying.abort();
     tracing::info!("ended");
     outcome
 }
@@ -237,6 +242,13 @@ async fn until_told_to_stop(sandboxes: &Sandboxes) -> Result<(), RunError> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
         () = sandboxes.cannot_be_made() => Err(RunError::Broken),
+    }
+}
+
+async fn tidy(sandboxes: Arc<Sandboxes>) {
+    loop {
+        tokio::time::sleep(TIDY_INTERVAL).await;
+        sandboxes.tidy_pool().await;
     }
 }
 

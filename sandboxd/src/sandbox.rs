@@ -6,39 +6,33 @@
 //! left, gives the lease back. The workspace is kept. A call holds an [`InUse`] while it runs, so
 //! that a sandbox is never taken for idle under it.
 //!
-//! Cells are made when they are needed, which takes milliseconds. A pool of half-made ones has its
-//! place where [`make`] asks the zygote, and needs a later mount of the workspace: a finished cell
-//! has dropped the host's tree and may make no mount namespace, which a detached mount counts as,
-//! while an unprivileged zygote can take none for it. So a pooled cell would have to stop before
-//! that step, by environment and its policy's generation, and be told its workspace then.
+//! Half-made ones wait in a [`Pool`]; the making itself, with or without one, is in [`making`].
+
+mod making;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipc::fault::{Code, Fault};
-use ipc::id::{CallId, LeaseId, SandboxId, SessionId, WorkspaceId};
-use ipc::lease::{Descriptor, Holder, Open, VERSION};
+use ipc::id::{CallId, SandboxId, SessionId, WorkspaceId};
 use ipc::sandbox::{Layer, SandboxInfo};
-use policies::{Policy, SandboxTable};
+use policies::SandboxTable;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::cell::{Cell, CellError};
+use crate::cell::Cell;
 use crate::environments::Environments;
-use crate::lease::{Event, Lease, LeaseError};
-use crate::plan::{self, PlanFacts, SandboxPlan};
+use crate::lease::{Event, Lease};
+use crate::pool::{Next, Pool};
 use crate::tools::bash;
 use crate::trust::store::KeyStores;
 use crate::workspace::{Workspace, Workspaces};
 use crate::zygote::Zygote;
 
-/// How long making a sandbox waits for proxyd: a restart of it takes less.
-const LEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the processes of a killed sandbox may take to be gone before that is logged.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -123,6 +117,7 @@ pub struct Sandboxes {
     pub workspaces: Workspaces,
     key_stores: KeyStores,
     lease_socket: PathBuf,
+    pool: Pool,
     /// One permit for each sandbox that may live.
     room: Arc<Semaphore>,
     slots: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Slot>>>>,
@@ -142,8 +137,10 @@ impl Sandboxes {
         key_stores: KeyStores,
         lease_socket: PathBuf,
         living_max: usize,
+        ready: usize,
     ) -> Self {
         Self {
+            pool: Pool::new(ready),
             zygote,
             environments,
             workspaces,
@@ -195,7 +192,8 @@ impl Sandboxes {
     /// Makes a sandbox with a call in it, and watches over it until it ends.
     pub async fn make(self: &Arc<Self>, wanted: Wanted, call: &CallId) -> Result<InUse, Fault> {
         let temporary = wanted.workspace.is_none();
-        let (sandbox, events) = make(self, wanted).await?;
+        let (sandbox, events) = making::make(self, wanted).await?;
+        self.fill_pool();
         let sandbox = Arc::new(sandbox);
         let in_use = sandbox.enter(call);
         lock(&self.living).insert(sandbox.id.clone(), Arc::clone(&sandbox));
@@ -213,6 +211,43 @@ impl Sandboxes {
             sandbox.removed.cancel();
         });
         in_use.ok_or_else(|| Fault::new(Code::Internal, "a new sandbox takes no call"))
+    }
+
+    /// How many half-made sandboxes wait for a session.
+    pub fn ready(&self) -> usize {
+        self.pool.len()
+    }
+
+    /// Fills the pool in the background, unless that is being done.
+    fn fill_pool(self: &Arc<Self>) {
+        if !self.pool.begin_filling() {
+            return;
+        }
+        let all = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                match all.pool.next() {
+                    Next::Nothing => break,
+                    Next::Wait(pause) => tokio::time::sleep(pause).await,
+                    Next::Make(shape) => {
+                        let made = making::ready(&all, &shape).await;
+                        if let Err(fault) = &made {
+                            tracing::warn!(%fault, "cannot keep a sandbox ready");
+                        }
+                        if let Some(late) = all.pool.put(&shape, made.ok()) {
+                            late.discard().await;
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Lets go of what has been ready for long and was not used.
+    pub async fn tidy_pool(&self) {
+        for unused in self.pool.expired() {
+            unused.discard().await;
+        }
     }
 
     /// Returns when no sandbox can be made any more: the daemon has to end.
@@ -235,6 +270,9 @@ impl Sandboxes {
     pub async fn end_all(&self, patience: Duration) {
         for sandbox in self.living() {
             sandbox.close();
+        }
+        for unused in self.pool.close() {
+            unused.discard().await;
         }
         self.watchers.close();
         let _ = tokio::time::timeout(patience, self.watchers.wait()).await;
@@ -260,89 +298,6 @@ impl Sandboxes {
     }
 }
 
-/// Makes a sandbox, step by step. What was made before a step that fails ends by being dropped.
-async fn make(
-    all: &Sandboxes,
-    wanted: Wanted,
-) -> Result<(Sandbox, mpsc::UnboundedReceiver<Event>), Fault> {
-    let begun = Instant::now();
-    let id = SandboxId::random();
-    let room = Arc::clone(&all.room).try_acquire_owned().map_err(|_| {
-        Fault::new(Code::Busy, "as many sandboxes live as may at once")
-            .with_hint("see sandboxes-max in sandboxd.toml, or end some")
-    })?;
-    let policy = all.environments.policy(&wanted.environment)?;
-    let workspace = match wanted.workspace {
-        Some(workspace) => workspace,
-        None => all.workspaces.of_sandbox(&id)?,
-    };
-    let plan = planned(all, &policy, &workspace)?;
-    let mut cell = all.zygote.make_cell(&plan).await.map_err(|error| {
-        if matches!(error, CellError::Zygote) {
-            all.broken.cancel();
-        }
-        Fault::new(Code::Unavailable, error.to_string())
-            .with_hint("`cleanhands doctor` shows what this host offers")
-    })?;
-    let open = Open {
-        version: VERSION,
-        lease: LeaseId::random(),
-        holder: Holder::Sandbox,
-        environment: wanted.environment.clone(),
-        owner: wanted.owner.clone(),
-        sandbox: Some(id.clone()),
-        session: wanted.session.clone(),
-        descriptors: Vec::new(),
-    };
-    let sockets = duplicates(&cell)?;
-    let (lease, opened, events) =
-        Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE).await.map_err(lease_fault)?;
-    let leased_us = micros(begun.elapsed());
-    let bundle = cell.take_bundle();
-    trust(&cell, &all.key_stores, &plan.root, bundle, &opened.ca_pem).await?;
-    let provision_us = micros(begun.elapsed());
-    tracing::debug!(
-        sandbox = %id, cell_us = cell.provision_us(), leased_us, provision_us, "time to make it"
-    );
-    tracing::info!(sandbox = %id, environment = policy.name, provision_us, "sandbox made");
-    let sandbox = Sandbox {
-        id,
-        owner: wanted.owner,
-        environment: wanted.environment,
-        session: wanted.session,
-        cell,
-        env: variables(plan.env, crate::trust::variables(), opened.env),
-        table: policy.sandbox.clone(),
-        workspace: workspace.path,
-        root: plan.root,
-        created_at: crate::receipt::now(),
-        provision_us,
-        shell: Arc::new(tokio::sync::Mutex::new(bash::Session::Fresh { lost: false })),
-        gone: CancellationToken::new(),
-        removed: CancellationToken::new(),
-        closing: CancellationToken::new(),
-        lease,
-        uses: Mutex::new(Uses { running: Vec::new(), idle_since: Instant::now(), closed: false }),
-        used: Notify::new(),
-        _room: room,
-    };
-    Ok((sandbox, events))
-}
-
-/// What a sandbox of this policy will be.
-fn planned(all: &Sandboxes, policy: &Policy, workspace: &Workspace) -> Result<SandboxPlan, Fault> {
-    let facts = PlanFacts {
-        hostname: policy.name.clone(),
-        workspace: workspace.path.clone(),
-        workspace_identity: Some(workspace.identity),
-        ports: policy.ports().into_iter().collect(),
-    };
-    let mut plan = plan::plan(&policy.sandbox, &facts)
-        .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
-    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
-    Ok(plan)
-}
-
 /// Waits for a sandbox's end and completes it.
 async fn watch(
     sandbox: &Sandbox,
@@ -364,7 +319,7 @@ async fn watch(
                 Some(Event::Reopened(opened)) => {
                     // A CA that was replaced meanwhile would be trusted by nobody inside.
                     let (cell, ca_pem) = (&sandbox.cell, &opened.ca_pem);
-                    if trust(cell, key_stores, &sandbox.root, None, ca_pem).await.is_err() {
+                    if making::trust(cell, key_stores, &sandbox.root, None, ca_pem).await.is_err() {
                         break "its certificates cannot be replaced";
                     }
                 }
@@ -460,66 +415,6 @@ impl Drop for InUse {
         drop(uses);
         self.sandbox.used.notify_one();
     }
-}
-
-/// The cell's egress sockets once more: one set goes to proxyd, the other waits here.
-fn duplicates(cell: &Cell) -> Result<Vec<(Descriptor, OwnedFd)>, Fault> {
-    let duplicate = |(kind, fd): &(Descriptor, OwnedFd)| Ok((*kind, fd.try_clone()?));
-    cell.egress().iter().map(duplicate).collect::<std::io::Result<_>>().map_err(|e| {
-        Fault::new(Code::Busy, format!("cannot duplicate the sockets of a sandbox: {e}"))
-    })
-}
-
-fn lease_fault(error: LeaseError) -> Fault {
-    match error {
-        LeaseError::Refused(fault) => fault,
-        unreachable @ LeaseError::Unreachable { .. } => {
-            Fault::new(Code::Unavailable, unreachable.to_string())
-                .with_hint("a sandbox is made only while proxyd runs: is it running?")
-        }
-    }
-}
-
-fn key_store_fault(error: std::io::Error) -> Fault {
-    Fault::new(
-        Code::Unavailable,
-        format!("cannot make the store of certificates for Java: {error}"),
-    )
-    .with_hint("has the file system of sandboxd's state room?")
-}
-
-/// Has a sandbox trust proxyd's certificates, and in Java those of its root's `bundle` too.
-async fn trust(
-    cell: &Cell,
-    key_stores: &KeyStores,
-    root: &Path,
-    bundle: Option<OwnedFd>,
-    ca_pem: &str,
-) -> Result<(), Fault> {
-    let added = key_stores.fill(root, bundle.as_ref(), ca_pem).map_err(key_store_fault)?;
-    cell.trust(ca_pem, &added).await.map_err(|e| {
-        Fault::new(Code::Unavailable, format!("cannot have a sandbox trust proxyd: {e}"))
-    })
-}
-
-/// Later ones win: the lease's placeholders over our own over the plan's.
-fn variables(
-    plan: Vec<(String, String)>,
-    ours: Vec<(String, String)>,
-    lease: Vec<(String, String)>,
-) -> Vec<(String, String)> {
-    let mut merged: Vec<(String, String)> = Vec::new();
-    for (name, value) in plan.into_iter().chain(ours).chain(lease) {
-        match merged.iter_mut().find(|(known, _)| *known == name) {
-            Some(entry) => entry.1 = value,
-            None => merged.push((name, value)),
-        }
-    }
-    merged
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -52,6 +52,10 @@ impl Workspaces {
     /// Opens the folder of workspaces; what an earlier process was removing, or left behind, goes.
     pub fn open(root: PathBuf, apart: Apart) -> std::io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&root)?;
+        // A cell with a uid of its own that was led here can go on by a name it was told. Nobody is
+        // led here: the directory above is sandboxd's alone.
+        let passing = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        std::fs::set_permissions(&root, passing)?;
         let mut left = Vec::new();
         for entry in std::fs::read_dir(&root)? {
             let name = entry?.file_name();
@@ -64,6 +68,11 @@ impl Workspaces {
             std::thread::spawn(move || left.iter().for_each(|path| empty_and_remove(path)));
         }
         Ok(Self { root, apart })
+    }
+
+    /// Where sandboxd's own workspaces lie.
+    pub fn folder(&self) -> &Path {
+        &self.root
     }
 
     /// The session's own workspace, made at its first use.

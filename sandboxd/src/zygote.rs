@@ -2,9 +2,9 @@
 //!
 //! sandboxd executes itself again in the role `zygote` before it has a thread or a runtime: forking
 //! from a process with threads may run almost no code in the child, and the parent-death signal
-//! follows the forking thread, not the process. The zygote does nothing but read one [`Make`] a
-//! message from its standard input (a SEQPACKET socket) and clone; it ends when that socket does,
-//! and every cell ends with it. Read [`crate::init`] next.
+//! follows the forking thread, not the process. The zygote does nothing but read one
+//! [`Request`] a message from its standard input (a SEQPACKET socket), and clone or take a mount; it
+//! ends when that socket does, and every cell ends with it. Read [`crate::init`] next.
 
 pub(crate) mod cgroup;
 mod ids;
@@ -21,13 +21,15 @@ use std::process::ExitCode;
 use rustix::process::{PidfdFlags, Signal};
 
 use self::cgroup::Groups;
-use self::message::{Failure, Make, Progress};
+use self::message::{Failure, Make, Progress, Request};
 use self::owners::Owners;
 use crate::init;
+use crate::plan::Mount;
 use crate::sys::descriptors::{close_all_but, close_from};
 use crate::sys::process::{Namespaces, clone_into, ignore_children};
 use crate::sys::seccomp::Filter;
 
+pub(crate) use start::in_time;
 pub use start::{Identities, OwnId, Zygote, ZygoteError};
 
 /// What the zygote makes cells with.
@@ -88,7 +90,7 @@ fn means() -> rustix::io::Result<Means> {
 /// Makes cells until sandboxd closes the socket.
 fn serve(means: &mut Means) {
     loop {
-        let (make, mut fds) = match ipc::fd::receive::<Make>(&means.socket) {
+        let (request, mut fds) = match ipc::fd::receive::<Request>(&means.socket) {
             Ok(received) => received,
             Err(ipc::fd::MessageError::Malformed(error)) => {
                 eprintln!("sandboxd: zygote: a request is not as documented: {error}");
@@ -96,17 +98,35 @@ fn serve(means: &mut Means) {
             }
             Err(_) => return,
         };
-        let Some(cell) = fds.pop() else { continue };
-        if let Err(failure) = make_cell(means, make, &cell) {
+        let Some(answer) = fds.pop() else { continue };
+        let outcome = match request {
+            Request::Make(make) => make_cell(means, *make, &answer),
+            Request::Take { mount, uid, range } => take(means, mount, uid, range, &answer),
+        };
+        if let Err(failure) = outcome {
             // Whoever asked is gone: nothing was made.
-            let _ = ipc::fd::send(&cell, &Progress::Failed(failure), &[]);
+            let _ = ipc::fd::send(&answer, &Progress::Failed(failure), &[]);
         }
     }
 }
 
+fn take(
+    means: &Means,
+    mount: Mount,
+    uid: u32,
+    range: (u32, u32),
+    answer: &OwnedFd,
+) -> Result<(), Failure> {
+    let taken = means.owners.prepare(&[mount], uid, Some(range))?;
+    let trees: Vec<_> = taken.iter().map(|(_, tree)| tree.as_fd()).collect();
+    // Whoever asked is gone, and the mount with it.
+    let _ = ipc::fd::send(answer, &Progress::Taken, &trees);
+    Ok(())
+}
+
 fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let given = match make.uid {
-        Some(uid) => means.owners.prepare(&make, uid)?,
+        Some(uid) => means.owners.prepare(&make.plan.mounts, uid, make.range)?,
         None => Vec::new(),
     };
     let kernel = |step: &'static str| {

@@ -94,6 +94,12 @@ async fn listen(channel: &Arc<Channel>, lease: &Arc<Lease>, stop: &CancellationT
             }
         };
         match message {
+            Ok((LeaseRequest::Assign { session }, _)) => {
+                if !lease.assign(session) {
+                    tracing::warn!(lease = %lease.id, "a lease is assigned to one session, once");
+                    return false;
+                }
+            }
             Ok((LeaseRequest::CallStarted { call }, _)) => lease.call_started(call),
             Ok((LeaseRequest::CallFinished { call }, _)) => lease.call_finished(&call),
             Ok((LeaseRequest::Refusals { call }, _)) => {

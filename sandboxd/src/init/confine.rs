@@ -96,10 +96,6 @@ impl Confinement {
         // 7. System calls.
         self.filter.load(subject).map_err(Broken::at("seccomp"))
     }
-
-    pub fn filter(&self) -> &Filter {
-        &self.filter
-    }
 }
 
 fn empty_bounding_set() -> rustix::io::Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! Sources are taken as detached mounts first, while the host's tree is still visible and the
 //! process still owns what sandboxd owns; then the new root is built over a directory of the old
-//! one, entered, and the old one dropped. Every mount is nosuid; all but devices nodev.
+//! one and entered. The old one is in this process's reach until the workspace was taken from it,
+//! which may be much later. Every mount is nosuid; all but devices nodev.
 
 use std::ffi::OsString;
 use std::io::{Error, Result};
@@ -17,7 +18,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
-use crate::plan::{self, HOME, SandboxPlan};
+use crate::plan::{self, HOME, SandboxPlan, WORKSPACE};
 use crate::sys::mount::{Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes};
 use crate::trust::KEY_STORE;
 
@@ -59,7 +60,8 @@ const ETC: &[&str] = &[
     "debian_version",
     "redhat-release",
     "lsb-release",
-    // What Maven and PHP do not start or lack their modules without; Maven's settings hold passwords.
+    // What Maven does not start without, and which modules PHP loads. No settings: those of Maven
+    // hold passwords.
     "maven/m2.conf",
     "maven/logging",
     "php.d",
@@ -120,9 +122,20 @@ pub struct Sources {
     links: Vec<Link>,
 }
 
-/// Keeps mounts here from reaching the host's, and the host's later ones from reaching here.
+/// The host's tree, for as long as the workspace is to be taken from it.
+#[derive(Debug)]
+pub struct Host {
+    root: OwnedFd,
+    /// The directory of sandboxd's own workspaces, which only sandboxd's user can find the way to.
+    workspaces: Option<(PathBuf, OwnedFd)>,
+    /// What is mounted inside the workspace.
+    later: Vec<Source>,
+}
+
+/// Keeps mounts here from reaching the host's. The host's later ones reach here, and above all its
+/// unmounts: a cell that waits for its workspace keeps no file system of the host in use.
 pub fn separate() -> Result<()> {
-    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     Ok(rustix::mount::mount_change("/", flags)?)
 }
 
@@ -244,6 +257,10 @@ pub fn open_checked(mount: &plan::Mount) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(&mount.source, flags, Mode::empty())
         .map_err(|e| named(&mount.source, e.into()))?;
+    checked(mount, directory)
+}
+
+fn checked(mount: &plan::Mount, directory: OwnedFd) -> Result<OwnedFd> {
     let stat = rustix::fs::fstat(&directory)?;
     if mount.identity.is_some_and(|identity| identity != (stat.st_dev, stat.st_ino)) {
         let text = format!("{} is another directory than before", mount.source.display());
@@ -255,9 +272,12 @@ pub fn open_checked(mount: &plan::Mount) -> Result<OwnedFd> {
 /// Takes one mount of a plan. The zygote does this where owners are mapped, which needs its
 /// privileges.
 pub fn detach_checked(mount: &plan::Mount) -> Result<OwnedFd> {
-    let directory = open_checked(mount)?;
+    detach_source(mount, &open_checked(mount)?)
+}
+
+fn detach_source(mount: &plan::Mount, directory: &OwnedFd) -> Result<OwnedFd> {
     let read_only = if mount.read_only { READ_ONLY } else { 0 };
-    detach_at(&directory, Path::new(""), NO_SUID | NO_DEV | read_only)
+    detach_at(directory, Path::new(""), NO_SUID | NO_DEV | read_only)
         .map_err(|e| named(&mount.source, e))
 }
 
@@ -300,9 +320,22 @@ pub fn inside(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).to_owned()
 }
 
-/// Builds the new root, enters it, drops the old one. Returns the root's own file system,
-/// writable for whoever holds this descriptor and read-only for everybody else.
-pub fn build(plan: &SandboxPlan, sources: Sources) -> Result<OwnedFd> {
+/// Opens the way back to the host's tree. Call it while this process is sandboxd's user.
+pub fn keep_host(plan: &SandboxPlan) -> Result<Host> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let workspaces = match &plan.workspaces {
+        None => None,
+        Some(path) => {
+            let opened = rustix::fs::open(path, flags, Mode::empty());
+            Some((path.clone(), opened.map_err(|e| named(path, e.into()))?))
+        }
+    };
+    Ok(Host { root: open_root(Path::new("/"))?, workspaces, later: Vec::new() })
+}
+
+/// Builds the new root and enters it; the old one stays mounted over it. Returns the root's own file
+/// system, writable for whoever holds this descriptor and read-only for everybody else.
+pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<OwnedFd> {
     let stage = STAGES
         .iter()
         .find(|stage| Path::new(stage).is_dir())
@@ -315,13 +348,50 @@ pub fn build(plan: &SandboxPlan, sources: Sources) -> Result<OwnedFd> {
         ".",
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
     )?;
+    let mut sources = sources;
+    let workspace = inside(Path::new(WORKSPACE));
+    let inner = |source: &mut Source| source.target.starts_with(&workspace);
+    host.later = sources.sources.extract_if(.., inner).collect();
+    directory(&workspace)?;
     populate(plan, &sources)?;
-    attach(sources)?;
+    attach(sources.sources)?;
     filesystems(plan)?;
     rustix::process::pivot_root(".", ".")?;
-    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
     Ok(private)
+}
+
+/// Shows the workspace, whose mount the zygote has `given` where owners are mapped, and lets go of
+/// the host's tree.
+pub fn enter(host: Host, workspace: Option<&plan::Mount>, given: Option<OwnedFd>) -> Result<()> {
+    if let Some(mount) = workspace {
+        let tree = match given {
+            Some(tree) => tree,
+            None => detach_source(mount, &checked(mount, host.open(&mount.source)?)?)?,
+        };
+        attach(vec![Source { tree, target: inside(&mount.target), directory: true }])?;
+        attach(host.later)?;
+    }
+    // The old root lies over the new one: this path means the upper.
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}
+
+impl Host {
+    /// Opens a directory of the host's. sandboxd's own workspaces are found from their folder.
+    fn open(&self, path: &Path) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        if let Some((folder, opened)) = &self.workspaces
+            && let Ok(name) = path.strip_prefix(folder)
+        {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            let flags = flags | OFlags::CLOEXEC;
+            return rustix::fs::openat2(opened, name, flags, Mode::empty(), resolve)
+                .map_err(|e| named(path, e.into()));
+        }
+        open_in(&self.root, path, flags).map_err(|e| named(path, e.into()))
+    }
 }
 
 /// Directories, links and files of the root itself.
@@ -372,8 +442,8 @@ fn directory(path: &Path) -> Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|e| named(path, e))
 }
 
-fn attach(sources: Sources) -> Result<()> {
-    for source in sources.sources {
+fn attach(sources: Vec<Source>) -> Result<()> {
+    for source in sources {
         let target = target_of(&source).map_err(|e| named(&source.target, e))?;
         let flags =
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
@@ -448,6 +518,11 @@ pub fn close_proc() -> Result<()> {
             cover(Path::new("/dev/null"), &target, READ_ONLY | NO_SUID | NO_EXEC)?;
         }
     }
+    Ok(())
+}
+
+/// The kernel's settings can be read, and no more be written by anybody.
+pub fn close_sys() -> Result<()> {
     let sys = Path::new("/proc/sys");
     cover(sys, sys, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)
 }

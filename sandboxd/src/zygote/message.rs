@@ -5,12 +5,24 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Limits, SandboxPlan};
+use crate::plan::{Limits, Mount, SandboxPlan};
 
-/// From sandboxd to the zygote. Attached: the cell's end of its socket.
+/// From sandboxd to the zygote.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Request {
+    /// Attached: the cell's end of its socket.
+    Make(Box<Make>),
+    /// Make a workspace a cell's, before that enters it. Attached: a socket for the answer, which
+    /// is [`Progress::Taken`].
+    Take { mount: Mount, uid: u32, range: (u32, u32) },
+}
+
+/// A cell to be made: all of it but the workspace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Make {
+    /// Without the workspace's mount.
     pub plan: SandboxPlan,
     /// The uid and gid, on the host, of everything in the cell; none: this process's own.
     pub uid: Option<u32>,
@@ -25,9 +37,14 @@ pub enum Progress {
     /// The zygote: the first process exists. Attached: its pidfd, and `memory.events` of its
     /// control group if it has one.
     Cloned { pid: u32, uid: u32 },
-    /// The first process: everything is in place. Attached: the egress sockets, TCP ones first;
-    /// then, if `bundle`, the root's own bundle of certificates.
-    Ready { tcp_sockets: usize, bundle: bool, layers: Vec<ipc::sandbox::Layer> },
+    /// The zygote: a workspace is the cell's. Attached, where owners are mapped: its mount; else
+    /// the cell finds it by its path.
+    Taken,
+    /// The first process: the way out is there. Attached: the egress sockets, TCP ones first.
+    Egress { tcp_sockets: usize },
+    /// The first process: everything but the workspace is in place. Attached, if `bundle`: the
+    /// root's own bundle of certificates.
+    Ready { bundle: bool, layers: Vec<ipc::sandbox::Layer> },
     /// Either: it was not to be.
     Failed(Failure),
 }
@@ -46,6 +63,9 @@ pub struct Failure {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Order {
+    /// Once, before anything runs: show the workspace and let go of the host. Attached: a socket
+    /// for the answer, and the workspace's mount where the zygote took it.
+    Enter { workspace: Option<Mount> },
     /// Attached: the command's socket, a memory file with a [`Program`], then its descriptors
     /// 0, 1, 2, and so on.
     Run,
@@ -96,4 +116,6 @@ pub enum Report {
     Swept,
     /// The certificates are in the bundle.
     Trusted,
+    /// The workspace is there: commands can run.
+    Entered,
 }

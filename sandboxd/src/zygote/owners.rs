@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::ids;
-use super::message::{Failure, Make};
+use super::message::Failure;
 use crate::init;
 use crate::plan::Mount;
 
@@ -31,16 +31,20 @@ impl Owners {
         if able { Self::Mapped } else { Self::Given }
     }
 
-    /// Makes the plan's mounts the cell's; returns those that it has taken, by target.
-    pub fn prepare(self, make: &Make, uid: u32) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
-        let mounts = &make.plan.mounts;
+    /// Makes mounts the cell's; returns those that it has taken, by target.
+    pub fn prepare(
+        self,
+        mounts: &[Mount],
+        uid: u32,
+        range: Option<(u32, u32)>,
+    ) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
         match self {
             Self::Mapped => mounts
                 .iter()
                 .map(|mount| Ok((mount.target.clone(), take_mapped(mount, uid)?)))
                 .collect(),
             Self::Given => {
-                let ours = Ours { own: rustix::process::geteuid().as_raw(), range: make.range };
+                let ours = Ours { own: rustix::process::geteuid().as_raw(), range };
                 for mount in mounts.iter().filter(|mount| !mount.read_only) {
                     give(mount, uid, &ours)?;
                 }

@@ -5,16 +5,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipc::daemon::SelfExec;
 use ipc::fd::Channel;
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::message::{Make, Progress};
-use crate::cell::{Cell, CellError, FirstProcess};
-use crate::plan::SandboxPlan;
+use super::message::{Make, Progress, Request};
+use crate::cell::{Cell, CellError, Entering, FirstProcess};
+use crate::plan::{Mount, SandboxPlan};
 
 /// A cell is there in milliseconds; on a host that is out of breath in seconds. Later is never.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -176,26 +176,64 @@ impl Zygote {
 
     /// Makes a cell: ready to run commands when this returns. Needs a tokio runtime.
     pub async fn make_cell(&self, plan: &SandboxPlan) -> Result<Cell, CellError> {
-        let began = Instant::now();
-        let seconds = READY_TIMEOUT.as_secs();
-        let making = self.make(plan, began);
-        tokio::time::timeout(READY_TIMEOUT, making)
-            .await
-            .unwrap_or(Err(CellError::Late { seconds }))
+        let (shape, workspace) = plan.split();
+        let mut cell = self.begin(&shape).await?;
+        in_time(async {
+            let entering = self.enter(&cell, workspace.as_ref()).await;
+            // What kept a cell from being made is a better reason than that it is gone.
+            cell.take_egress().await?;
+            cell.make_ready().await?;
+            entering?.done().await
+        })
+        .await?;
+        Ok(cell)
     }
 
-    async fn make(&self, plan: &SandboxPlan, began: Instant) -> Result<Cell, CellError> {
-        let (make, id, ours, theirs) = self.request(plan)?;
+    /// Makes a cell as far as its first process; the rest it does by itself. `shape` names no
+    /// workspace.
+    pub async fn begin(&self, shape: &SandboxPlan) -> Result<Cell, CellError> {
+        in_time(async {
+            let (make, id, ours, theirs) = self.request(shape)?;
+            let zygote = self.channel()?;
+            zygote.send(&make, &[theirs.as_fd()]).await.map_err(CellError::of_zygote)?;
+            drop(theirs);
+            let channel = Channel::new(ours)?;
+            let (cloned, fds) = channel.receive().await.map_err(CellError::of_zygote)?;
+            let first = first_process(cloned, fds)?;
+            // From here on the cell exists: if this future is dropped or fails, it is killed.
+            Ok(Cell::new(channel, first, id)?)
+        })
+        .await
+    }
+
+    /// Has a cell enter its workspace, as soon as all else of it is made. Once in its life.
+    pub async fn enter(
+        &self,
+        cell: &Cell,
+        workspace: Option<&Mount>,
+    ) -> Result<Entering, CellError> {
+        let tree = match (self.ids.identities, workspace) {
+            (Identities::Range { first, count }, Some(mount)) => {
+                let uid = cell.uid();
+                let request = Request::Take { mount: mount.clone(), uid, range: (first, count) };
+                self.take(&request).await?
+            }
+            _ => None,
+        };
+        cell.enter(workspace, tree).await
+    }
+
+    async fn take(&self, request: &Request) -> Result<Option<OwnedFd>, CellError> {
+        let (ours, theirs) = ipc::fd::pair()?;
         let zygote = self.channel()?;
-        zygote.send(&make, &[theirs.as_fd()]).await.map_err(CellError::of_zygote)?;
+        zygote.send(request, &[theirs.as_fd()]).await.map_err(CellError::of_zygote)?;
         drop(theirs);
-        let channel = Channel::new(ours)?;
-        let (cloned, fds) = channel.receive().await.map_err(CellError::of_zygote)?;
-        let first = first_process(cloned, fds)?;
-        // From here on the cell exists: if this future is dropped or fails, it is killed.
-        let mut cell = Cell::new(channel, first, id)?;
-        cell.make_ready(began).await?;
-        Ok(cell)
+        let answer = Channel::new(ours)?.receive().await.map_err(CellError::of_zygote)?;
+        match answer {
+            (Progress::Taken, mut trees) => Ok(trees.pop()),
+            (Progress::Failed(failure), _) => Err(CellError::Setup(failure)),
+            _ => Err(CellError::Lost),
+        }
     }
 
     /// As [`Zygote::make_cell`] up to the same point, with a blocking socket: for the probe.
@@ -215,14 +253,15 @@ impl Zygote {
         Ok(ours)
     }
 
-    fn request(&self, plan: &SandboxPlan) -> Result<(Make, OwnId, OwnedFd, OwnedFd), CellError> {
+    fn request(&self, plan: &SandboxPlan) -> Result<(Request, OwnId, OwnedFd, OwnedFd), CellError> {
         let id = self.ids.take().ok_or(CellError::NoIds)?;
         let (ours, theirs) = ipc::fd::pair()?;
         let range = match self.ids.identities {
             Identities::Range { first, count } => Some((first, count)),
             Identities::Own => None,
         };
-        Ok((Make { plan: plan.clone(), uid: id.uid, range }, id, ours, theirs))
+        let make = Make { plan: plan.clone(), uid: id.uid, range };
+        Ok((Request::Make(Box::new(make)), id, ours, theirs))
     }
 
     fn socket(&self) -> &OwnedFd {
@@ -237,6 +276,14 @@ impl Zygote {
         let made = Channel::new(self.socket().try_clone()?)?;
         Ok(self.channel.get_or_init(|| made))
     }
+}
+
+/// What a cell does takes milliseconds; what takes longer than any machine needs has failed.
+pub(crate) async fn in_time<T>(
+    step: impl Future<Output = Result<T, CellError>>,
+) -> Result<T, CellError> {
+    let seconds = READY_TIMEOUT.as_secs();
+    tokio::time::timeout(READY_TIMEOUT, step).await.unwrap_or(Err(CellError::Late { seconds }))
 }
 
 fn first_process(progress: Progress, fds: Vec<OwnedFd>) -> Result<FirstProcess, CellError> {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -43,12 +44,11 @@ impl Place {
     }
 
     pub fn plan_of(&self, table: &SandboxTable) -> SandboxPlan {
-        let facts = PlanFacts {
-            hostname: "box".into(),
-            workspace: self.workspace.path().to_owned(),
-            workspace_identity: None,
-            ports: vec![443],
-        };
+        let identity = std::fs::metadata(self.workspace.path()).unwrap();
+        let identity = (identity.dev(), identity.ino());
+        let workspace = sandboxd::plan::workspace(self.workspace.path(), identity);
+        let facts =
+            PlanFacts { hostname: "box".into(), workspace: Some(workspace), ports: vec![443] };
         plan(table, &facts).unwrap()
     }
 
@@ -61,6 +61,7 @@ impl Place {
     pub async fn cell_elsewhere(&self) -> Cell {
         let mut plan = self.plan();
         plan.mounts[0].source = self.elsewhere.path().to_owned();
+        plan.mounts[0].identity = None;
         self.zygote.make_cell(&plan).await.unwrap()
     }
 }

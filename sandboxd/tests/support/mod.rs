@@ -38,6 +38,16 @@ impl Daemon {
         Self::start_with(spawn).await
     }
 
+    /// As [`Daemon::start`], with this many sandboxes kept ready for each environment in use. The
+    /// others keep none, so that what a test counts is what it made.
+    pub async fn start_with_ready(count: usize) -> Self {
+        Self::start_with(|layout| {
+            settings(layout, &format!("cells-ready = {count}\n"));
+            spawn(layout)
+        })
+        .await
+    }
+
     /// As [`Daemon::start`], with its state on a disk of this many megabytes; one that is killed is
     /// started once more, on the same disk.
     pub async fn start_on_small_disk(megabytes: u32) -> Self {
@@ -48,14 +58,15 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let layout = Layout::below(directory.path());
         std::fs::create_dir(&layout.policies).unwrap();
-        policy(&layout.policies, "dev", "tool-timeout = \"30s\"");
-        policy(&layout.policies, "refused", "");
-        policy(&layout.policies, "small", "processes = 32");
-        policy(&layout.policies, "brief", "idle-timeout = \"1s\"");
-        policy(&layout.policies, "lean", "memory = \"96MiB\"");
-        policy(&layout.policies, "strict", "limits = \"required\"");
-        policy(&layout.policies, "packed", "packages = { pip = [\"requests==2.32.5\"] }");
-        policy(&layout.policies, "rootless", "root = \"/nonexistent\"");
+        write_policy(&layout.policies, "dev", "tool-timeout = \"30s\"");
+        write_policy(&layout.policies, "refused", "");
+        write_policy(&layout.policies, "small", "processes = 32");
+        write_policy(&layout.policies, "brief", "idle-timeout = \"1s\"");
+        write_policy(&layout.policies, "lean", "memory = \"96MiB\"");
+        write_policy(&layout.policies, "strict", "limits = \"required\"");
+        write_policy(&layout.policies, "packed", "packages = { pip = [\"requests==2.32.5\"] }");
+        write_policy(&layout.policies, "rootless", "root = \"/nonexistent\"");
+        settings(&layout, "cells-ready = 0\n");
         let proxyd = Some(FakeProxyd::start(&layout));
         let child = spawn(&layout);
         let mut daemon = Self { layout, proxyd, child, _directory: directory };
@@ -77,6 +88,11 @@ impl Daemon {
             assert_eq!(self.child.try_wait().unwrap(), None, "sandboxd ended");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// Replaces an environment's policy.
+    pub fn policy(&self, name: &str, sandbox: &str) {
+        write_policy(&self.layout.policies, name, sandbox);
     }
 
     pub fn client(&self) -> Client {
@@ -186,9 +202,15 @@ impl Drop for Daemon {
     }
 }
 
-fn policy(directory: &Path, name: &str, sandbox: &str) {
+fn write_policy(directory: &Path, name: &str, sandbox: &str) {
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, format!("description = \"{name}\"\n[sandbox]\n{sandbox}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+fn settings(layout: &Layout, text: &str) {
+    let path = layout.policies.with_file_name("sandboxd.toml");
+    std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
@@ -209,7 +231,9 @@ fn spawn_on_small_disk(layout: &Layout, megabytes: u32) -> Child {
 fn arguments(layout: &Layout) -> Vec<std::ffi::OsString> {
     let log = std::env::var("TEST_LOG").unwrap_or_else(|_| "error".into());
     let mut arguments = vec!["--log".into(), log.into()];
+    let settings = layout.policies.with_file_name("sandboxd.toml");
     for (flag, directory) in [
+        ("--config", &settings),
         ("--runtime-dir", &layout.runtime),
         ("--state-dir", &layout.state),
         ("--policies-dir", &layout.policies),
@@ -252,6 +276,7 @@ struct Seen {
     leases: BTreeSet<LeaseId>,
     running: BTreeSet<CallId>,
     closed: usize,
+    sessions: Vec<SessionId>,
     connections: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -282,6 +307,11 @@ impl FakeProxyd {
 
     pub fn running(&self) -> BTreeSet<CallId> {
         self.seen.lock().unwrap().running.clone()
+    }
+
+    /// Whose the leases are, in the order in which that was said.
+    pub fn sessions(&self) -> Vec<SessionId> {
+        self.seen.lock().unwrap().sessions.clone()
     }
 
     /// How many leases were given back.
@@ -336,12 +366,19 @@ async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>, revoke: Arc<tokio::sync:
             }
         };
         let Ok((request, _)) = received else { return };
+        if let LeaseRequest::Refusals { call } = request {
+            let reply = LeaseReply::Refusals { call, lines: Vec::new() };
+            channel.send(&reply, &[]).await.unwrap();
+            continue;
+        }
         let mut seen = seen.lock().unwrap();
         match request {
             LeaseRequest::CallStarted { call } => drop(seen.running.insert(call)),
             LeaseRequest::CallFinished { call } => drop(seen.running.remove(&call)),
             LeaseRequest::Close => seen.closed += 1,
-            LeaseRequest::Open(_) => panic!("a lease is opened once a connection"),
+            LeaseRequest::Assign { session } => seen.sessions.push(session),
+            // A lease is opened once a connection, and the rest is not for sandboxd.
+            other => panic!("sandboxd says {other:?}"),
         }
     }
 }

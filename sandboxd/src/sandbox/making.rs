@@ -1,0 +1,246 @@
+//! How a sandbox comes to be, in order: policy, workspace, plan, cell, lease, trusted certificates,
+//! and last the workspace, for which alone one of the pool has to wait.
+//!
+//! What was made before a step that fails ends by being dropped.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipc::fault::{Code, Fault};
+use ipc::id::{LeaseId, SandboxId};
+use ipc::lease::{Descriptor, Holder, Open, VERSION};
+use policies::Policy;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Sandbox, Sandboxes, Uses, Wanted};
+use crate::cell::{Cell, CellError, Entering};
+use crate::lease::{Event, Lease, LeaseError};
+use crate::plan::{self, PlanFacts, SandboxPlan};
+use crate::pool::{Ready, Shape};
+use crate::tools::bash;
+use crate::trust::store::KeyStores;
+use crate::workspace::Workspace;
+use crate::zygote::in_time;
+
+/// How long making a sandbox waits for proxyd: a restart of it takes less.
+const LEASE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Makes a sandbox, out of a half-made one if there is one.
+pub async fn make(
+    all: &Sandboxes,
+    wanted: Wanted,
+) -> Result<(Sandbox, mpsc::UnboundedReceiver<Event>), Fault> {
+    let begun = Instant::now();
+    let room = Arc::clone(&all.room).try_acquire_owned().map_err(|_| {
+        Fault::new(Code::Busy, "as many sandboxes live as may at once")
+            .with_hint("see sandboxes-max in sandboxd.toml, or end some")
+    })?;
+    let policy = all.environments.policy(&wanted.environment)?;
+    let owner = wanted.owner.clone();
+    let shape = Shape { owner, plan: planned(all, &policy)?, policy };
+    let (ready, stale) = all.pool.take(&shape);
+    if !stale.is_empty() {
+        tokio::spawn(async move {
+            for unused in stale {
+                unused.discard().await;
+            }
+        });
+    }
+    let pooled = ready.is_some();
+    let (ready, workspace) = match ready {
+        Some(ready) => {
+            let workspace = workspace(all, &wanted, &ready.id)?;
+            let entering = enter(all, &ready.cell, &workspace).await?;
+            in_time(entering.done()).await.map_err(|error| cell_fault(all, error))?;
+            (ready, workspace)
+        }
+        None => {
+            let id = SandboxId::random();
+            let workspace = workspace(all, &wanted, &id)?;
+            (cold(all, &shape, id, Some(&workspace)).await?, workspace)
+        }
+    };
+    if let Some(session) = &wanted.session {
+        ready.lease.assign(session).await;
+    }
+    let provision_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let environment = &wanted.environment;
+    tracing::info!(sandbox = %ready.id, environment, pooled, provision_us, "sandbox made");
+    Ok(sandbox(ready, shape, wanted, workspace, provision_us, room))
+}
+
+fn sandbox(
+    ready: Ready,
+    shape: Shape,
+    wanted: Wanted,
+    workspace: Workspace,
+    provision_us: u64,
+    room: OwnedSemaphorePermit,
+) -> (Sandbox, mpsc::UnboundedReceiver<Event>) {
+    let Ready { id, cell, lease, opened, events } = ready;
+    let sandbox = Sandbox {
+        id,
+        owner: wanted.owner,
+        environment: wanted.environment,
+        session: wanted.session,
+        cell,
+        env: variables(shape.plan.env, crate::trust::variables(), opened.env),
+        table: shape.policy.sandbox.clone(),
+        workspace: workspace.path,
+        root: shape.plan.root,
+        created_at: crate::receipt::now(),
+        provision_us,
+        shell: Arc::new(tokio::sync::Mutex::new(bash::Session::Fresh { lost: false })),
+        gone: CancellationToken::new(),
+        removed: CancellationToken::new(),
+        closing: CancellationToken::new(),
+        lease,
+        uses: Mutex::new(Uses { running: Vec::new(), idle_since: Instant::now(), closed: false }),
+        used: Notify::new(),
+        _room: room,
+    };
+    (sandbox, events)
+}
+
+/// Makes a half-made sandbox, for the pool.
+pub async fn ready(all: &Sandboxes, shape: &Shape) -> Result<Ready, Fault> {
+    cold(all, shape, SandboxId::random(), None).await
+}
+
+/// Makes one from nothing; where its workspace is known, with that. The lease is opened while the
+/// cell builds its root.
+async fn cold(
+    all: &Sandboxes,
+    shape: &Shape,
+    id: SandboxId,
+    workspace: Option<&Workspace>,
+) -> Result<Ready, Fault> {
+    let fault = |error| cell_fault(all, error);
+    let mut cell = all.zygote.begin(&shape.plan).await.map_err(fault)?;
+    let entering = match workspace {
+        Some(workspace) => Some(enter(all, &cell, workspace).await),
+        None => None,
+    };
+    // What kept a cell from being made is a better reason than that it is gone.
+    in_time(cell.take_egress()).await.map_err(fault)?;
+    let open = open(shape, &id);
+    let sockets = duplicates(&cell)?;
+    let leasing = Lease::open(&all.lease_socket, open, sockets, LEASE_PATIENCE);
+    let (leased, made) = tokio::join!(leasing, in_time(cell.make_ready()));
+    made.map_err(fault)?;
+    let (lease, opened, events) = leased.map_err(lease_fault)?;
+    let bundle = cell.take_bundle();
+    trust(&cell, &all.key_stores, &shape.plan.root, bundle, &opened.ca_pem).await?;
+    if let Some(entering) = entering {
+        in_time(entering?.done()).await.map_err(fault)?;
+    }
+    Ok(Ready { id, cell, lease, opened, events })
+}
+
+fn open(shape: &Shape, id: &SandboxId) -> Open {
+    Open {
+        version: VERSION,
+        lease: LeaseId::random(),
+        holder: Holder::Sandbox,
+        environment: shape.policy.name.clone(),
+        owner: shape.owner.clone(),
+        sandbox: Some(id.clone()),
+        session: None,
+        descriptors: Vec::new(),
+    }
+}
+
+fn workspace(all: &Sandboxes, wanted: &Wanted, id: &SandboxId) -> Result<Workspace, Fault> {
+    match &wanted.workspace {
+        Some(workspace) => Ok(workspace.clone()),
+        None => all.workspaces.of_sandbox(id),
+    }
+}
+
+async fn enter(all: &Sandboxes, cell: &Cell, workspace: &Workspace) -> Result<Entering, Fault> {
+    let mount = plan::workspace(&workspace.path, workspace.identity);
+    let entering = all.zygote.enter(cell, Some(&mount));
+    in_time(entering).await.map_err(|error| cell_fault(all, error))
+}
+
+fn cell_fault(all: &Sandboxes, error: CellError) -> Fault {
+    if matches!(error, CellError::Zygote) {
+        all.broken.cancel();
+    }
+    Fault::new(Code::Unavailable, error.to_string())
+        .with_hint("`cleanhands doctor` shows what this host offers")
+}
+
+/// What a sandbox of this policy will be.
+fn planned(all: &Sandboxes, policy: &Policy) -> Result<SandboxPlan, Fault> {
+    let facts = PlanFacts {
+        hostname: policy.name.clone(),
+        workspace: None,
+        ports: policy.ports().into_iter().collect(),
+    };
+    let mut plan = plan::plan(&policy.sandbox, &facts)
+        .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
+    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
+    plan.workspaces = Some(all.workspaces.folder().to_owned());
+    Ok(plan)
+}
+
+/// The cell's egress sockets once more: one set goes to proxyd, the other waits here.
+fn duplicates(cell: &Cell) -> Result<Vec<(Descriptor, OwnedFd)>, Fault> {
+    let duplicate = |(kind, fd): &(Descriptor, OwnedFd)| Ok((*kind, fd.try_clone()?));
+    cell.egress().iter().map(duplicate).collect::<std::io::Result<_>>().map_err(|e| {
+        Fault::new(Code::Busy, format!("cannot duplicate the sockets of a sandbox: {e}"))
+    })
+}
+
+fn lease_fault(error: LeaseError) -> Fault {
+    match error {
+        LeaseError::Refused(fault) => fault,
+        unreachable @ LeaseError::Unreachable { .. } => {
+            Fault::new(Code::Unavailable, unreachable.to_string())
+                .with_hint("a sandbox is made only while proxyd runs: is it running?")
+        }
+    }
+}
+
+fn key_store_fault(error: std::io::Error) -> Fault {
+    Fault::new(
+        Code::Unavailable,
+        format!("cannot make the store of certificates for Java: {error}"),
+    )
+    .with_hint("has the file system of sandboxd's state room?")
+}
+
+/// Has a sandbox trust proxyd's certificates, and in Java those of its root's `bundle` too.
+pub async fn trust(
+    cell: &Cell,
+    key_stores: &KeyStores,
+    root: &Path,
+    bundle: Option<OwnedFd>,
+    ca_pem: &str,
+) -> Result<(), Fault> {
+    let added = key_stores.fill(root, bundle.as_ref(), ca_pem).map_err(key_store_fault)?;
+    cell.trust(ca_pem, &added).await.map_err(|e| {
+        Fault::new(Code::Unavailable, format!("cannot have a sandbox trust proxyd: {e}"))
+    })
+}
+
+/// Later ones win: the lease's placeholders over our own over the plan's.
+fn variables(
+    plan: Vec<(String, String)>,
+    ours: Vec<(String, String)>,
+    lease: Vec<(String, String)>,
+) -> Vec<(String, String)> {
+    let mut merged: Vec<(String, String)> = Vec::new();
+    for (name, value) in plan.into_iter().chain(ours).chain(lease) {
+        match merged.iter_mut().find(|(known, _)| *known == name) {
+            Some(entry) => entry.1 = value,
+            None => merged.push((name, value)),
+        }
+    }
+    merged
+}
