@@ -55,6 +55,8 @@ struct Runs {
     /// Sessions with a task; true: look again before it ends.
     table: Mutex<HashMap<SessionId, bool>>,
     tasks: TaskTracker,
+    /// Ends every task where it is.
+    abandoned: CancellationToken,
 }
 
 impl Engine {
@@ -170,13 +172,20 @@ impl Engine {
         table.insert(session.clone(), false);
         drop(table);
         let (engine, session) = (self.clone(), session.clone());
-        self.runs.tasks.spawn(async move {
+        let abandoned = self.runs.abandoned.clone();
+        let run = async move {
             let mut entry = Entry { runs: Arc::clone(&engine.runs), session, listed: true };
             while entry.listed {
                 engine.run(&entry.session).await;
                 entry.listed = engine.runs.again(&entry.session);
             }
-        });
+        };
+        self.runs.tasks.spawn(async move { abandoned.run_until_cancelled(run).await });
+    }
+
+    /// Drops every run where it is, as the death of the process would: nothing is tidied up.
+    pub fn abandon(&self) {
+        self.runs.abandoned.cancel();
     }
 
     async fn run(&self, session: &SessionId) {

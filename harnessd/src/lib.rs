@@ -10,7 +10,7 @@ pub mod api;
 pub mod config;
 pub mod context;
 pub mod engine;
-mod fold;
+pub mod fold;
 pub mod hands;
 pub mod log;
 pub mod model;

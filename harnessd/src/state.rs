@@ -204,6 +204,17 @@ impl State {
         self.queued.iter().any(|event| event.kind == Waiting::Interrupt)
     }
 
+    /// Whether this tool use still waits for the client.
+    pub fn awaits(&self, tool_use: &str) -> bool {
+        self.pending.values().any(|call| call.tool_use == tool_use)
+            && !self.decisions.contains_key(tool_use)
+    }
+
+    /// Whether the session rests until its client has answered a call.
+    pub fn waits_for_client(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Whether the budget is spent.
     pub fn is_over_budget(&self) -> bool {
         let limit = self.budget_cents.map(|cents| cents.saturating_mul(NANO_USD_PER_CENT));
@@ -346,12 +357,13 @@ impl State {
         self.failures = 0;
         let tokens = self.context_tokens;
         self.context_tokens = ended.usage.total();
-        if let Some(open) = &open {
+        // The rest of a paused answer is no beginning: its tools began before it.
+        if let Some(open) = open.as_ref().filter(|_| !self.is_paused()) {
             let (seq, read_from) = (open.seq, self.read_from(open.seq));
             self.mark(Mark { seq, read_from, begins_turn: false, tokens, turn: self.turn });
-            if ended.stop_reason.as_deref() == Some(WINDOW_FULL) {
-                self.raise_floor(open.from);
-            }
+        }
+        if ended.stop_reason.as_deref() == Some(WINDOW_FULL) {
+            self.raise_floor(open.as_ref().map_or(0, |open| open.from));
         }
         let paused = ended.stop_reason.as_deref() == Some(PAUSED);
         self.pauses = if paused { self.pauses + 1 } else { 0 };
@@ -385,9 +397,8 @@ impl State {
     }
 
     /// Whether the last answer is to be sent back as it is: nothing may come behind it.
-    pub(crate) fn is_paused(&self) -> bool {
-        let last = self.ended.as_ref().filter(|e| e.failure.is_none());
-        last.is_some_and(|e| e.stop_reason.as_deref() == Some(PAUSED))
+    pub fn is_paused(&self) -> bool {
+        self.pauses > 0
     }
 }
 

@@ -38,16 +38,15 @@ pub fn prompt(agent: &Agent, events: &[Event], cut: &Cut) -> Prompt {
     Prompt {
         system: agent.system.clone().filter(|text| !text.is_empty()),
         tools: agent.tools.iter().map(tools::definition).collect(),
-        messages: talk::messages(events, cut),
+        messages: talk::messages(events, cut, None),
     }
 }
 
 /// The same up to event `upto`, with a request to sum it up at its end.
 pub fn summary_prompt(agent: &Agent, events: &[Event], cut: &Cut, upto: u64) -> Prompt {
     let end = events.partition_point(|event| event.seq < upto);
-    let mut prompt = prompt(agent, &events[..end], cut);
-    talk::say(&mut prompt.messages, SUMMARISE);
-    prompt
+    let messages = talk::messages(&events[..end], cut, Some(SUMMARISE));
+    Prompt { messages, ..prompt(agent, &[], cut) }
 }
 
 /// The agent that an event puts in force.

@@ -21,8 +21,8 @@ const WAS_CUT: &str = "[Your answer was cut off by its length limit. A tool call
     complete was not run. Go on in smaller steps.]";
 const NO_RESULT: &str = "no result was recorded: outcome unknown";
 
-/// The messages of a log from `cut` on.
-pub fn messages(events: &[Event], cut: &Cut) -> Vec<Value> {
+/// The messages of a log from `cut` on; behind them the user says `last`.
+pub fn messages(events: &[Event], cut: &Cut, last: Option<&str>) -> Vec<Value> {
     let said: HashMap<&str, &[Value]> = events
         .iter()
         .filter_map(|event| match &event.body {
@@ -36,16 +36,10 @@ pub fn messages(events: &[Event], cut: &Cut) -> Vec<Value> {
     for event in &events[shown..] {
         talk.take(event, &said);
     }
-    talk.finish()
-}
-
-/// Lets the user say one thing more.
-pub fn say(messages: &mut Vec<Value>, what: &str) {
-    let last = messages.last_mut().filter(|message| message["role"] == "user");
-    match last.and_then(|message| message["content"].as_array_mut()) {
-        Some(content) => content.push(text(what)),
-        None => messages.push(json!({ "role": "user", "content": [text(what)] })),
+    if let Some(last) = last {
+        talk.user(&[text(last)]);
     }
+    talk.finish()
 }
 
 /// The conversation as it grows.

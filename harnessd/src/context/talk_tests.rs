@@ -7,7 +7,7 @@ use super::*;
 use crate::log::{CallOutcome, HandKind, Permission, RequestEnded, StopReason, ToolResult};
 
 fn messages(events: &[Event]) -> Vec<Value> {
-    super::messages(events, &Cut::default())
+    super::messages(events, &Cut::default(), None)
 }
 
 fn log(bodies: Vec<(&str, Body)>) -> Vec<Event> {

@@ -171,7 +171,13 @@ impl Egress {
         let opened = match reply {
             LeaseReply::Opened(opened) => opened,
             LeaseReply::Refused { fault } => return Err(fault),
-            LeaseReply::Revoked { reason } => return Err(away(reason)),
+            other => {
+                let reason = match other {
+                    LeaseReply::Revoked { reason } => reason,
+                    _ => "answered out of turn".to_owned(),
+                };
+                return Err(away(reason));
+            }
         };
         let token = opened.token.ok_or_else(|| away("gave no token".to_owned()))?;
         let alive = Arc::new(AtomicBool::new(true));
