@@ -22,8 +22,8 @@ pub const SYSTEM_BUNDLES: &[&str] = &[
     // Alpine; OpenSSL's own default.
     "/etc/ssl/cert.pem",
 ];
-/// Those of them that are never shown from the root, since their directory is ours: they lead to our
-/// bundle in every sandbox, because OpenSSL of some distributions looks nowhere else.
+/// Those of them that are never shown from the root, since their directory is ours: they lead to
+/// our bundle in every sandbox, because OpenSSL of some distributions looks nowhere else.
 pub const LINKS: &[&str] = &["/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem"];
 /// Where distributions keep Java's store of the same certificates.
 pub const JAVA_STORES: &[&str] = &[

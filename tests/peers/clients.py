@@ -411,8 +411,10 @@ class Matrix:
 
 
 def rust():
-    done = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True)
-    return pathlib.Path(done.stdout.strip()).resolve() if done.returncode == 0 else None
+    if not shutil.which("rustc"):
+        return None
+    done = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True)
+    return pathlib.Path(done.stdout.strip()).resolve()
 
 
 def mounts():

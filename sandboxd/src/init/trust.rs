@@ -81,7 +81,7 @@ pub fn cover_java(plan: &SandboxPlan) -> Result<()> {
         return Ok(());
     }
     let mut stores: Vec<PathBuf> = JAVA_STORES.iter().map(PathBuf::from).collect();
-    // A directory of the policy may be a Java, or hold some. Not the workspace, which is written to.
+    // A directory of the policy may be a Java, or hold some; not one that is written to.
     let mounted = plan.mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.target);
     for place in JAVA_HOMES.iter().map(Path::new).chain(mounted) {
         let Ok(listing) = std::fs::read_dir(place) else { continue };
