@@ -3,7 +3,9 @@
 //! Unknown and stray arguments are errors with status 2. No flag takes a secret.
 
 use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -27,9 +29,37 @@ Exit status:
   6    the session was terminated
   130  interrupted: by Ctrl-C, SIGTERM or the terminal's end";
 
+const LEASE_STATUS: &str = "\
+Exit status:
+  0    ended by Ctrl-C
+  1    the lease could not be opened, or was ended: it expired, or somebody closed it
+  with a command, the command's own; 128+N when signal N ended it; 125 when it could not be run";
+
 const EXEC_STATUS: &str = "\
 Exit status:
   the command's own; 128+N when signal N ended it; 125 when it could not be run at all";
+
+/// A time span as in policies.
+fn time(text: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
+    let read = |(unit, factor): (&str, u64)| {
+        let number = text.strip_suffix(unit)?.parse::<u64>().ok()?;
+        number.checked_mul(factor).filter(|seconds| *seconds > 0).map(Duration::from_secs)
+    };
+    let why = || "a time span is a number and s, m, h or d".to_owned();
+    UNITS.into_iter().find_map(read).ok_or_else(why)
+}
+
+/// An address with or without a port.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let whole = text.parse();
+    whole
+        .or_else(|_| {
+            let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+            bare.unwrap_or(text).parse().map(|ip: IpAddr| SocketAddr::new(ip, 0))
+        })
+        .map_err(|_| "not an address, as in 127.0.0.1 or 172.17.0.1:3128".to_owned())
+}
 
 /// What names something is not empty.
 fn named() -> NonEmptyStringValueParser {
@@ -75,6 +105,9 @@ pub enum Command {
     /// Make keys for the API's loopback port, list their names, remove them
     #[command(subcommand)]
     Key(Key),
+    /// Let containers, VMs and CI jobs use a policy's egress: open, list and close leases
+    #[command(subcommand)]
+    Lease(Lease),
     /// Look at sessions and verify their logs
     #[command(subcommand)]
     Session(Session),
@@ -193,6 +226,47 @@ pub enum Key {
         #[arg(value_parser = named())]
         name: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Lease {
+    /// Open a lease and keep it until Ctrl-C, or for as long as a command runs
+    #[command(after_help = LEASE_STATUS)]
+    Open(OpenLease),
+    /// List the open leases that are yours; all of them for root
+    List,
+    /// End a lease and everything under way on it
+    Close {
+        #[arg(value_parser = named())]
+        lease: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub struct OpenLease {
+    /// The policy file that rules the lease, without .toml
+    #[arg(value_name = "ENVIRONMENT", value_parser = named())]
+    pub environment: String,
+    /// End the lease after this time: 90s, 30m, 8h, 2d
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub ttl: Option<Duration>,
+    /// Listen on a TCP address; without one on loopback, at a port that the system chooses.
+    /// Addresses beyond loopback must stand in lease-addresses of proxyd.toml
+    #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, require_equals = true,
+        default_missing_value = "127.0.0.1", value_parser = address, conflicts_with = "unix")]
+    pub tcp: Option<SocketAddr>,
+    /// Listen on a Unix socket of your own, on which you need no token
+    #[arg(long)]
+    pub unix: bool,
+    /// Print the variables as lines for a shell
+    #[arg(long, conflicts_with_all = ["docker", "json"])]
+    pub shell: bool,
+    /// Print arguments for docker run and podman run
+    #[arg(long, conflicts_with = "json")]
+    pub docker: bool,
+    /// A command to run with the variables, after --; the lease ends with it
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["shell", "docker"])]
+    pub argv: Vec<OsString>,
 }
 
 #[derive(Debug, Subcommand)]

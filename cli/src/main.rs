@@ -17,6 +17,7 @@ mod doctor;
 mod exec;
 mod failure;
 mod key;
+mod lease;
 mod man;
 mod place;
 mod policy;
@@ -77,6 +78,7 @@ async fn perform(args: Args) -> Result<ExitCode, Failure> {
         Command::Exec(options) => exec::exec(&global, options).await,
         Command::Secret(what) => secret::secret(&global, what).await,
         Command::Key(what) => key::key(&global, what).await,
+        Command::Lease(what) => lease::lease(&global, what).await,
         Command::Session(what) => session::session(&global, what).await,
         Command::Audit(options) => audit::audit(&global, options).await,
         Command::Policy(what) => policy::policy(&global, what),

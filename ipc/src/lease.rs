@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
 use crate::id::{CallId, LeaseId, SandboxId, SessionId};
+use crate::vault::LeaseInfo;
 
 /// Version of these messages; a peer with another is refused.
 pub const VERSION: u32 = 1;
@@ -24,6 +25,20 @@ pub const GRACE_SECONDS: u64 = 60;
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LeaseRequest {
     Open(Open),
+    /// Opens a lease for clients that are no sandbox of ours, on terms of its own.
+    OpenFor {
+        open: Open,
+        terms: Terms,
+    },
+    /// Instead of an opening: the peer's own leases after this one, [`LISTED_MAX`] at a time, in
+    /// the order of their ids; all leases where the peer is root or one of the daemons.
+    List {
+        after: Option<LeaseId>,
+    },
+    /// Instead of an opening: ends a lease that the peer would be shown.
+    End {
+        lease: LeaseId,
+    },
     /// Once, on a sandbox's lease that was opened before its session was known: whose it is.
     Assign {
         session: SessionId,
@@ -61,6 +76,21 @@ pub struct Open {
     pub descriptors: Vec<Descriptor>,
 }
 
+/// What may be said about a lease for others.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// The lease ends by itself after this time.
+    pub ttl_seconds: Option<u64>,
+    /// SHA-256, hex, of the token that the lease had before proxyd or the connection went away:
+    /// it shall have that one again, so that clients which know it go on. The token itself is not
+    /// told to anybody a second time.
+    pub token_sha256: Option<String>,
+}
+
+/// Leases in one answer to [`LeaseRequest::List`].
+pub const LISTED_MAX: usize = 64;
+
 /// Who holds a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -80,6 +110,10 @@ pub enum Descriptor {
     /// A listening TCP socket; `getsockname` of what it accepts is the address asked for.
     /// Connections to port 53 arrive here too and are DNS over TCP.
     Tcp,
+    /// A listening stream socket for clients that know of the proxy: TCP, where every request must
+    /// bring the token of this very lease, or a Unix socket, where those of the lease's owner need
+    /// none.
+    Proxy,
     /// A bound UDP socket on port 53, with `IPV6_RECVPKTINFO` set: DNS; answers go out from the
     /// address that was asked.
     DnsUdp,
@@ -90,6 +124,14 @@ pub enum Descriptor {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LeaseReply {
     Opened(Opened),
+    /// To [`LeaseRequest::List`]; empty at the end.
+    Leases {
+        leases: Vec<LeaseInfo>,
+    },
+    /// To [`LeaseRequest::End`].
+    Ended {
+        lease: LeaseId,
+    },
     Refused {
         fault: Fault,
     },
@@ -108,7 +150,7 @@ pub enum LeaseReply {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opened {
     pub lease: LeaseId,
-    /// For `Harness` and `Explicit`: goes into `Proxy-Authorization: Bearer TOKEN`.
+    /// For `Harness` and `Explicit`, unless a former one goes on: goes into `Proxy-Authorization: Bearer TOKEN`.
     pub token: Option<String>,
     /// The CA certificates that leaf certificates are issued from, PEM; more than one while the
     /// CA is rotated. The holder merges them with the trust store of the sandbox's root.

@@ -92,6 +92,12 @@ pub struct LeaseInfo {
     pub session: Option<SessionId>,
     pub flows: u64,
     pub connected: bool,
+    /// Where its clients find the proxy, besides `proxyd-egress.sock`.
+    #[serde(default)]
+    pub listens: Vec<String>,
+    /// How long it may still last, where that is bounded.
+    #[serde(default)]
+    pub seconds_left: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -182,7 +182,6 @@ impl Config {
             ("trusted-uids", self.trusted_uids != next.trusted_uids),
             ("key", self.key != next.key),
             ("resolver", self.resolver != next.resolver),
-            ("lease-addresses", self.lease_addresses != next.lease_addresses),
             ("idle-timeout", self.idle != next.idle),
         ];
         differs.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()

@@ -7,6 +7,7 @@ pub mod flow;
 pub mod names;
 pub mod notes;
 pub mod serve;
+pub mod tokens;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,10 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use ipc::id::{CallId, LeaseId, SandboxId, SessionId};
-use ipc::lease::{GRACE_SECONDS, Holder, Open};
+use ipc::lease::{GRACE_SECONDS, Holder, Open, Terms};
 use ipc::vault::LeaseInfo as LeaseView;
 use policies::Policy;
-use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +27,7 @@ use crate::policy::Generation;
 use flow::Flows;
 use names::Names;
 use notes::Notes;
+use tokens::{Hash, Tokens};
 
 /// Leases at once. One host does not run more sandboxes than this.
 const LEASES_MAX: usize = 16 * 1024;
@@ -54,6 +55,12 @@ pub struct Lease {
     pub room: Arc<Semaphore>,
     /// Cancelled when the lease ends: everything under it ends then.
     pub end: CancellationToken,
+    /// When it ends by itself.
+    expires: Option<Instant>,
+    /// Why it was ended from outside.
+    ended: OnceLock<&'static str>,
+    /// Where its clients find the proxy.
+    listens: Mutex<Vec<String>>,
     calls: Mutex<Vec<CallId>>,
     refusals: AtomicU32,
     /// The policy of the generation last asked for.
@@ -61,8 +68,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    fn new(open: Open, names: Names, end: CancellationToken) -> Self {
+    fn new(open: Open, terms: &Terms, names: Names, end: CancellationToken) -> Self {
+        let ttl = terms.ttl_seconds.map(Duration::from_secs);
         Self {
+            expires: ttl.and_then(|ttl| Instant::now().checked_add(ttl)),
+            ended: OnceLock::new(),
+            listens: Mutex::default(),
             id: open.lease,
             holder: open.holder,
             environment: open.environment,
@@ -110,6 +121,31 @@ impl Lease {
         }
     }
 
+    /// Ends everything under the lease, for a reason that its holder is told.
+    fn finish(&self, reason: &'static str) {
+        // Whatever came first is the reason.
+        let _ = self.ended.set(reason);
+        self.end.cancel();
+    }
+
+    /// Waits until the lease ends by itself; for ever where it does not.
+    async fn expiry(&self) {
+        match self.expires {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The uid on whose behalf it is.
+    pub fn owner_uid(&self) -> Option<u32> {
+        self.owner.strip_prefix("uid:")?.parse().ok()
+    }
+
+    /// Notes where clients find the proxy.
+    fn listens_at(&self, place: String) {
+        self.listens.lock().expect("no holder of this lock panics").push(place);
+    }
+
     /// Whose a sandbox's lease is that was opened before its session was known; false: it is one's
     /// already.
     fn assign(&self, session: SessionId) -> bool {
@@ -147,6 +183,10 @@ impl Lease {
             session: self.session.get().cloned(),
             flows: self.flows.count(),
             connected: true,
+            listens: self.listens.lock().expect("no holder of this lock panics").clone(),
+            seconds_left: self
+                .expires
+                .map(|at| at.saturating_duration_since(Instant::now()).as_secs()),
         }
     }
 }
@@ -158,12 +198,13 @@ pub enum EnterError {
     Open(LeaseId),
     #[error("{LEASES_MAX} leases are open")]
     Full,
+    #[error("another lease has this token")]
+    Token,
     #[error("lease {lease}: {source}")]
     Names { lease: LeaseId, source: names::OpenError },
 }
 
-/// All leases. Tokens are kept as hashes: looking one up takes no time that tells how much of it
-/// was right.
+/// All leases.
 pub struct Leases {
     dir: PathBuf,
     table: Mutex<Table>,
@@ -172,7 +213,7 @@ pub struct Leases {
 #[derive(Default)]
 struct Table {
     live: HashMap<LeaseId, Option<Arc<Lease>>>,
-    tokens: HashMap<[u8; 32], LeaseId>,
+    tokens: Tokens,
     /// Leases that ended without a close, and until when their names are kept.
     graced: HashMap<LeaseId, Instant>,
 }
@@ -201,19 +242,23 @@ impl Leases {
     fn enter(
         &self,
         open: Open,
-        token: Option<&str>,
+        terms: &Terms,
+        token: Option<Hash>,
         end: CancellationToken,
     ) -> Result<Arc<Lease>, EnterError> {
         let id = open.lease.clone();
+        if token.is_some_and(|token| self.table().tokens.find(&token).is_some_and(|of| *of != id)) {
+            return Err(EnterError::Token);
+        }
         self.reserve(&id)?;
         let stamp = format!("{} {}", open.owner, open.environment);
         match Names::open(&self.dir.join(id.as_str()), &stamp) {
             Ok(names) => {
-                let lease = Arc::new(Lease::new(open, names, end));
+                let lease = Arc::new(Lease::new(open, terms, names, end));
                 let mut table = self.table();
                 table.live.insert(id.clone(), Some(Arc::clone(&lease)));
                 if let Some(token) = token {
-                    table.tokens.insert(hash(token), id);
+                    table.tokens.insert(token, id);
                 }
                 Ok(lease)
             }
@@ -244,7 +289,7 @@ impl Leases {
         lease.end.cancel();
         let mut table = self.table();
         table.live.remove(&lease.id);
-        table.tokens.retain(|_, id| *id != lease.id);
+        table.tokens.remove(&lease.id);
         if closed {
             lease.names.remove();
         } else {
@@ -274,7 +319,7 @@ impl Leases {
     /// The lease that a token stands for.
     pub fn by_token(&self, token: &str) -> Option<Arc<Lease>> {
         let table = self.table();
-        let id = table.tokens.get(&hash(token))?;
+        let id = table.tokens.find(&Hash::of(token))?;
         table.live.get(id)?.clone()
     }
 
@@ -292,6 +337,11 @@ impl Leases {
         views
     }
 
+    /// The live lease of that id.
+    fn by_id(&self, id: &LeaseId) -> Option<Arc<Lease>> {
+        self.table().live.get(id)?.clone()
+    }
+
     fn live(&self) -> Vec<Arc<Lease>> {
         self.table().live.values().flatten().cloned().collect()
     }
@@ -306,8 +356,4 @@ impl Leases {
             }
         }
     }
-}
-
-fn hash(token: &str) -> [u8; 32] {
-    Sha256::digest(token.as_bytes()).into()
 }

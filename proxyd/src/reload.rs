@@ -4,6 +4,7 @@
 //! part of `proxyd.toml` about the way out. Whatever is wrong changes nothing, is logged, and
 //! stands in the health answer until it is mended.
 
+use std::net::IpAddr;
 use std::sync::Mutex;
 
 use crate::Daemon;
@@ -34,6 +35,11 @@ impl Configured {
         Self { config: Mutex::new(config), problem: Mutex::new(None) }
     }
 
+    /// Addresses besides loopback at which holders of leases may listen.
+    pub fn lease_addresses(&self) -> Vec<IpAddr> {
+        self.config.lock().expect("no holder of this lock panics").lease_addresses.clone()
+    }
+
     fn again(&self, daemon: &Daemon) -> Result<(), ReloadError> {
         let mut config = self.config.lock().expect("no holder of this lock panics");
         let next = config.again()?;
@@ -44,6 +50,7 @@ impl Configured {
             tracing::warn!(keys, "changes of these keys take effect when proxyd starts again");
         }
         config.way_out = next.way_out;
+        config.lease_addresses = next.lease_addresses;
         Ok(())
     }
 }

@@ -1,10 +1,14 @@
-//! `proxyd-egress.sock`: an HTTP proxy for what is not a sandbox of ours.
+//! An HTTP proxy for what is not a sandbox of ours: on `proxyd-egress.sock`, and on the sockets
+//! that holders of leases hand over for their own clients.
 //!
-//! The lease's token comes in `Proxy-Authorization`, as Bearer or as the password of Basic. CONNECT
-//! leads into the same path as a sandbox's connection. A target in absolute form is one request;
-//! with `https://` proxyd makes the TLS itself, which is how harnessd calls models: the socket is
-//! as private as its directory.
+//! The lease's token comes in `Proxy-Authorization`, as Bearer or as the password of Basic. On a
+//! socket of one lease no other lease's token counts; on a Unix socket of one lease the kernel says
+//! whether the client is its owner, and then no header matters. CONNECT leads into the same path as
+//! a sandbox's connection. A target in absolute form is one request; with `https://` proxyd makes
+//! the TLS itself, which is how harnessd calls models: the socket is as private as its directory.
 
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +16,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ipc::id::RequestId;
-use tokio::net::{UnixListener, UnixStream};
+use ipc::peer::Principal;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +34,7 @@ use crate::relay::stream::Stream;
 use crate::reply::form::Form;
 use crate::reply::{self, Refusal};
 use crate::request::Scene;
+use crate::sys::interfaces;
 
 /// Connections at once; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 4096;
@@ -46,7 +52,13 @@ pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: Cancellati
             Ok((stream, _)) => {
                 let (serving, ending) = (Arc::clone(&daemon), daemon.ending.clone());
                 daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
-                    ending.run_until_cancelled(connection(serving, stream)).await;
+                    ending
+                        .run_until_cancelled(connection(
+                            serving,
+                            Stream::new(stream),
+                            Known::Nothing,
+                        ))
+                        .await;
                     drop(permit);
                 });
             }
@@ -58,8 +70,108 @@ pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: Cancellati
     }
 }
 
-async fn connection(daemon: Arc<Daemon>, stream: UnixStream) {
-    let mut connection = Connection::new(Stream::new(stream));
+/// A socket of one lease, for its clients.
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Takes over a listening socket. TCP is for this host alone, unless the operator's list has
+    /// the address.
+    pub fn take(socket: OwnedFd, addresses: &[IpAddr]) -> std::io::Result<Self> {
+        if interfaces::listens_on_unix(&socket)? {
+            let listener = std::os::unix::net::UnixListener::from(socket);
+            listener.set_nonblocking(true)?;
+            return UnixListener::from_std(listener).map(Self::Unix);
+        }
+        let listener = transparent::listener(socket)?;
+        let ip = listener.local_addr()?.ip();
+        if !ip.is_loopback() && !addresses.contains(&ip) {
+            return Err(std::io::Error::other(format!(
+                "{ip} is not this host's loopback, and lease-addresses in proxyd.toml does not \
+                 list it"
+            )));
+        }
+        Ok(Self::Tcp(listener))
+    }
+
+    /// Where clients find it.
+    pub fn place(&self) -> String {
+        match self {
+            Self::Tcp(listener) => {
+                listener.local_addr().map_or_else(|_| "unknown".to_owned(), |a| a.to_string())
+            }
+            Self::Unix(listener) => {
+                let address = listener.local_addr().ok();
+                let path = address.as_ref().and_then(|address| address.as_pathname());
+                path.map_or_else(|| "unix".to_owned(), |path| format!("unix:{}", path.display()))
+            }
+        }
+    }
+
+    /// The next client, and what is known of it without a word of its own.
+    async fn accept(&self, lease: &Arc<Lease>) -> std::io::Result<(Socket, Known)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // Relayed pieces are whole messages already; without the option it works too.
+                let _ = stream.set_nodelay(true);
+                Ok((Socket::Tcp(stream), Known::Of(Arc::clone(lease))))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let uid = Principal::of(&stream)?.uid;
+                let own = uid == 0 || lease.owner_uid() == Some(uid);
+                let known = if own { Known::Owner } else { Known::Of };
+                Ok((Socket::Unix(stream), known(Arc::clone(lease))))
+            }
+        }
+    }
+}
+
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What is known of a client before its first request.
+enum Known {
+    Nothing,
+    /// It came in by a socket of this lease; its token must be this lease's.
+    Of(Arc<Lease>),
+    /// It is the lease's owner.
+    Owner(Arc<Lease>),
+}
+
+/// Accepts clients of one lease until it ends.
+pub async fn serve_lease(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: Listener) {
+    // The semaphore is never closed, so waiting for room cannot fail.
+    while let Ok(room) = Arc::clone(&lease.room).acquire_owned().await {
+        let (serving, end) = (Arc::clone(&daemon), lease.end.clone());
+        match listener.accept(&lease).await {
+            Ok((Socket::Tcp(stream), known)) => {
+                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+                    end.run_until_cancelled(connection(serving, Stream::new(stream), known)).await;
+                    drop(room);
+                });
+            }
+            Ok((Socket::Unix(stream), known)) => {
+                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+                    end.run_until_cancelled(connection(serving, Stream::new(stream), known)).await;
+                    drop(room);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(lease = %lease.id, %error, "cannot accept a client");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known) {
+    let mut connection = Connection::new(stream);
     loop {
         let incoming = match connection.next().await {
             Ok(incoming) => incoming,
@@ -68,7 +180,7 @@ async fn connection(daemon: Arc<Daemon>, stream: UnixStream) {
                 return connection.close().await;
             }
         };
-        let lease = match lease(&daemon, incoming.proxy_authorization.as_ref()) {
+        let lease = match lease(&daemon, &known, incoming.proxy_authorization.as_ref()) {
             Ok(lease) => lease,
             Err(refusal) => {
                 refuse(&mut connection, &refusal).await;
@@ -90,15 +202,31 @@ async fn connection(daemon: Arc<Daemon>, stream: UnixStream) {
     }
 }
 
-/// The lease that the request's token stands for.
-fn lease(daemon: &Daemon, authorization: Option<&Bytes>) -> Result<Arc<Lease>, Refusal> {
+/// The lease that the request is under: the client's by the kernel's word, or its token's.
+fn lease(
+    daemon: &Daemon,
+    known: &Known,
+    authorization: Option<&Bytes>,
+) -> Result<Arc<Lease>, Refusal> {
     let refused = |reason: &str| {
-        Refusal::denied(407, "lease_token", reason)
-            .with_hint("open a lease on proxyd-lease.sock and send its token as Bearer")
+        Refusal::denied(407, "lease_token", reason).with_hint(
+            "`cleanhands lease open ENVIRONMENT` opens a lease and prints the proxy's address with \
+             its token",
+        )
+    };
+    let of = match known {
+        Known::Owner(lease) => return Ok(Arc::clone(lease)),
+        Known::Of(lease) => Some(lease),
+        Known::Nothing => None,
     };
     let value = authorization.ok_or_else(|| refused("no Proxy-Authorization"))?;
     let token = token(value).ok_or_else(|| refused("Proxy-Authorization holds no token"))?;
-    daemon.leases.by_token(&token).ok_or_else(|| refused("no open lease has this token"))
+    let lease = daemon.leases.by_token(&token);
+    let lease = lease.ok_or_else(|| refused("no open lease has this token"))?;
+    if of.is_some_and(|of| !Arc::ptr_eq(of, &lease)) {
+        return Err(refused("the token is of another lease than this socket"));
+    }
+    Ok(lease)
 }
 
 /// `Bearer TOKEN`, or `Basic base64(anything:TOKEN)` for clients that know nothing else.

@@ -6,14 +6,18 @@ use std::time::Duration;
 
 use ipc::fault::{Code, Fault};
 use ipc::fd::{Channel, ChannelListener, MessageError};
-use ipc::id::random_text;
-use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};
+use ipc::id::LeaseId;
+use ipc::lease::{
+    Descriptor, Holder, LISTED_MAX, LeaseReply, LeaseRequest, Open, Opened, Terms, VERSION,
+};
 use ipc::peer::Principal;
+use ipc::vault::LeaseInfo;
 use policies::Policy;
 use tokio_util::sync::CancellationToken;
 
+use super::tokens::{self, Hash};
 use super::{EnterError, Lease};
-use crate::entry::transparent;
+use crate::entry::{explicit, transparent};
 use crate::sys::accounts;
 use crate::{Daemon, dns};
 
@@ -46,8 +50,17 @@ pub async fn serve(daemon: Arc<Daemon>, listener: ChannelListener, stop: Cancell
 async fn hold(daemon: Arc<Daemon>, channel: Channel, stop: CancellationToken) {
     let Ok(peer) = channel.peer() else { return };
     let first = tokio::time::timeout(OPEN, channel.receive::<LeaseRequest>()).await;
-    let (open, descriptors) = match first {
-        Ok(Ok((LeaseRequest::Open(open), descriptors))) => (open, descriptors),
+    let (open, terms, descriptors) = match first {
+        Ok(Ok((LeaseRequest::Open(open), descriptors))) => (open, Terms::default(), descriptors),
+        Ok(Ok((LeaseRequest::OpenFor { open, terms }, descriptors))) => (open, terms, descriptors),
+        Ok(Ok((LeaseRequest::List { after }, _))) => {
+            let leases = visible(&daemon, peer, after.as_ref());
+            let _ = channel.send(&LeaseReply::Leases { leases }, &[]).await;
+            return;
+        }
+        Ok(Ok((LeaseRequest::End { lease }, _))) => {
+            return end(&daemon, peer, &channel, lease).await;
+        }
         Ok(Ok(_)) => {
             let fault = Fault::new(Code::Invalid, "the first message on a lease must open it");
             return refuse(&channel, fault).await;
@@ -58,7 +71,7 @@ async fn hold(daemon: Arc<Daemon>, channel: Channel, stop: CancellationToken) {
         }
         _ => return,
     };
-    let lease = match enter(&daemon, peer, open, descriptors).await {
+    let lease = match enter(&daemon, peer, open, &terms, descriptors).await {
         Ok((lease, opened)) => {
             if channel.send(&LeaseReply::Opened(opened), &[]).await.is_err() {
                 return daemon.leases.leave(&lease, false);
@@ -87,10 +100,15 @@ async fn listen(channel: &Arc<Channel>, lease: &Arc<Lease>, stop: &CancellationT
         let message = tokio::select! {
             message = channel.receive::<LeaseRequest>() => message,
             () = stop.cancelled() => return false,
+            () = lease.expiry(), if !lease.end.is_cancelled() => {
+                lease.finish("its time is over");
+                continue;
+            }
             () = lease.end.cancelled() => {
-                let reason = "the policy of this environment is gone".to_owned();
+                let ended = lease.ended.get().copied();
+                let reason = ended.unwrap_or("the policy of this environment is gone").to_owned();
                 let _ = channel.send(&LeaseReply::Revoked { reason }, &[]).await;
-                return false;
+                return ended.is_some();
             }
         };
         match message {
@@ -112,7 +130,14 @@ async fn listen(channel: &Arc<Channel>, lease: &Arc<Lease>, stop: &CancellationT
                 });
             }
             Ok((LeaseRequest::Close, _)) => return true,
-            Ok((LeaseRequest::Open(_), _)) | Err(MessageError::Malformed(_)) => {
+            Ok((
+                LeaseRequest::Open(_)
+                | LeaseRequest::OpenFor { .. }
+                | LeaseRequest::List { .. }
+                | LeaseRequest::End { .. },
+                _,
+            ))
+            | Err(MessageError::Malformed(_)) => {
                 tracing::warn!(lease = %lease.id, "holder sent what no lease takes");
                 return false;
             }
@@ -125,9 +150,11 @@ async fn enter(
     daemon: &Arc<Daemon>,
     peer: Principal,
     open: Open,
+    terms: &Terms,
     descriptors: Vec<OwnedFd>,
 ) -> Result<(Arc<Lease>, Opened), Fault> {
     check_shape(&open, &descriptors)?;
+    let former = check_terms(&open, terms)?;
     authorise(daemon, peer, &open)?;
     let generation = daemon.policies.current();
     let policy = generation.environment(&open.environment).ok_or_else(|| {
@@ -137,13 +164,13 @@ async fn enter(
     })?;
     admit(policy, &open.owner)?;
     let env = placeholders(daemon, policy, &open).await?;
-    let token = match open.holder {
-        Holder::Sandbox => None,
-        // 200 bits from the kernel's random source.
-        Holder::Harness | Holder::Explicit => Some(random_text(40)),
+    let token = match (open.holder, former) {
+        (Holder::Sandbox, _) | (_, Some(_)) => None,
+        (Holder::Harness | Holder::Explicit, None) => Some(tokens::fresh()),
     };
+    let hash = former.or_else(|| token.as_deref().map(Hash::of));
     let kinds = open.descriptors.clone();
-    let lease = enter_patiently(daemon, &open, token.as_deref()).await?;
+    let lease = enter_patiently(daemon, &open, terms, hash).await?;
     for (kind, descriptor) in kinds.into_iter().zip(descriptors) {
         if let Err(error) = attach(daemon, &lease, kind, descriptor) {
             daemon.leases.leave(&lease, false);
@@ -179,11 +206,56 @@ fn check_shape(open: &Open, descriptors: &[OwnedFd]) -> Result<(), Fault> {
         Holder::Sandbox if !open.descriptors.contains(&Descriptor::Tcp) => {
             invalid("a sandbox's lease needs a listening socket".to_owned())
         }
-        Holder::Harness | Holder::Explicit if !descriptors.is_empty() => {
-            invalid("only a sandbox's lease carries sockets".to_owned())
+        Holder::Harness if !descriptors.is_empty() => {
+            invalid("harnessd's lease carries no sockets".to_owned())
         }
-        _ => Ok(()),
+        holder => {
+            let proxy = open.descriptors.contains(&Descriptor::Proxy);
+            let other = open.descriptors.iter().any(|kind| *kind != Descriptor::Proxy);
+            if proxy && holder != Holder::Explicit || other && holder != Holder::Sandbox {
+                return invalid("these sockets are not of this kind of lease".to_owned());
+            }
+            Ok(())
+        }
     }
+}
+
+/// Terms are for leases of others; what a holder that comes back says of its token.
+fn check_terms(open: &Open, terms: &Terms) -> Result<Option<Hash>, Fault> {
+    let stated = terms.ttl_seconds.is_some() || terms.token_sha256.is_some();
+    if stated && open.holder != Holder::Explicit {
+        return Err(Fault::new(Code::Invalid, "only a lease for others has terms"));
+    }
+    if terms.ttl_seconds == Some(0) {
+        return Err(Fault::new(Code::Invalid, "a lease of no time at all"));
+    }
+    let hash = terms.token_sha256.as_deref().map(|hex| {
+        Hash::parse(hex).ok_or_else(|| Fault::new(Code::Invalid, "token_sha256 is not one in hex"))
+    });
+    hash.transpose()
+}
+
+fn may_see(daemon: &Daemon, peer: Principal, owner: &str) -> bool {
+    daemon.trusts(peer) || owner == peer.owner()
+}
+
+/// The leases that a peer may see, after one of them.
+fn visible(daemon: &Daemon, peer: Principal, after: Option<&LeaseId>) -> Vec<LeaseInfo> {
+    let all = daemon.leases.views().into_iter();
+    let own = all.filter(|view| may_see(daemon, peer, &view.owner));
+    own.filter(|view| after.is_none_or(|after| view.lease > *after)).take(LISTED_MAX).collect()
+}
+
+/// Ends a lease at the word of somebody who may see it.
+async fn end(daemon: &Daemon, peer: Principal, channel: &Channel, id: LeaseId) {
+    let found = daemon.leases.by_id(&id).filter(|lease| may_see(daemon, peer, &lease.owner));
+    let Some(lease) = found else {
+        let fault = Fault::new(Code::NotFound, format!("no open lease {id} of yours"));
+        return refuse(channel, fault).await;
+    };
+    tracing::info!(lease = %id, by = %peer, "lease closed by hand");
+    lease.finish("it was closed by hand");
+    let _ = channel.send(&LeaseReply::Ended { lease: id }, &[]).await;
 }
 
 /// Who may say on whose behalf a lease is: the daemons, and everyone for himself.
@@ -237,18 +309,19 @@ async fn placeholders(
 async fn enter_patiently(
     daemon: &Daemon,
     open: &Open,
-    token: Option<&str>,
+    terms: &Terms,
+    token: Option<Hash>,
 ) -> Result<Arc<Lease>, Fault> {
     let deadline = tokio::time::Instant::now() + TAKEOVER;
     loop {
-        match daemon.leases.enter(open.clone(), token, daemon.ending.child_token()) {
+        match daemon.leases.enter(open.clone(), terms, token, daemon.ending.child_token()) {
             Ok(lease) => return Ok(lease),
             Err(EnterError::Open(_)) if tokio::time::Instant::now() < deadline => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(error) => {
                 let code = match &error {
-                    EnterError::Open(_) => Code::Conflict,
+                    EnterError::Open(_) | EnterError::Token => Code::Conflict,
                     EnterError::Full => Code::Busy,
                     EnterError::Names {
                         source: super::names::OpenError::Foreign { .. }, ..
@@ -273,9 +346,24 @@ fn attach(
     let end = lease.end.clone();
     match kind {
         Descriptor::Tcp => {
-            let listener = transparent::listener(socket)?;
+            let shard = daemon.shards.for_listener().clone();
+            let listener = {
+                let _inside = shard.enter();
+                transparent::listener(socket)?
+            };
             let serving = transparent::serve(daemon, lease, listener);
-            tasks.spawn(end.run_until_cancelled_owned(serving));
+            tasks.spawn_on(end.run_until_cancelled_owned(serving), &shard);
+        }
+        Descriptor::Proxy => {
+            let allowed = daemon.configured.lease_addresses();
+            let shard = daemon.shards.for_listener().clone();
+            let listener = {
+                let _inside = shard.enter();
+                explicit::Listener::take(socket, &allowed)?
+            };
+            lease.listens_at(listener.place());
+            let serving = explicit::serve_lease(daemon, lease, listener);
+            tasks.spawn_on(end.run_until_cancelled_owned(serving), &shard);
         }
         Descriptor::DnsUdp => {
             tasks.spawn(end.run_until_cancelled_owned(async move {

@@ -114,6 +114,13 @@ pub fn listens_for_tcp(socket: impl AsFd) -> std::io::Result<bool> {
         && sockopt::socket_acceptconn(&socket)?)
 }
 
+/// Whether this is a listening Unix stream socket.
+pub fn listens_on_unix(socket: impl AsFd) -> std::io::Result<bool> {
+    Ok(sockopt::socket_domain(&socket)? == AddressFamily::UNIX
+        && sockopt::socket_type(&socket)? == SocketType::STREAM
+        && sockopt::socket_acceptconn(&socket)?)
+}
+
 /// Has closing the socket reset the connection instead of ending it in order.
 pub fn reset_on_close(socket: impl AsFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
