@@ -1,5 +1,5 @@
-"""The chains that proxyd shows inside a sandbox, judged by OpenSSL and Python at their strictest; and
-Python's own processes, queues, threads and terminals there.
+"""The chains that proxyd shows inside a sandbox, judged by OpenSSL and Python at their strictest, and
+by GnuTLS, NSS, Java and Go; and Python's own processes, queues, threads and terminals there.
 
 `cargo test` has the judgement of rustls alone; rcgen, which makes the chains, is by the same hands.
 """
@@ -9,6 +9,7 @@ import json
 import subprocess
 import time
 
+import verifiers
 from support import Claims, Place
 
 LABEL = "a" * 63
@@ -72,13 +73,15 @@ with Place() as place:
     claims = Claims()
     place.cleanhands({"chains": POLICY}, {})
     inside = place.command("exec", "--environment", "chains", "--", "cat", "/etc/ssl/cleanhands-ca.pem")
-    authority, leaf = place.root / "proxyd-ca.pem", place.root / "leaf.pem"
+    authority = place.root / "proxyd-ca.pem"
     authority.write_bytes(inside.stdout)
     strict = ["verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", str(authority)]
 
     own = openssl("verify", "-x509_strict", "-check_ss_sig", "-CAfile", str(authority), str(authority))
     claims.holds("OpenSSL takes the authority itself by its strict rules", own.returncode == 0, own.stderr)
-    for host in HOSTS:
+    leaves = {}
+    for number, host in enumerate(HOSTS):
+        leaf = leaves[host] = place.root / f"leaf-{number}.pem"
         short = host if len(host) < 40 else f"a name of {len(host)} characters"
         kind = "-verify_ip" if is_address(host) else "-verify_hostname"
         pem, shown = shown_certificate(place, host)
@@ -88,6 +91,8 @@ with Place() as place:
         claims.holds(f"OpenSSL takes the leaf for {short} by its strict rules", right.returncode == 0, right.stderr)
         wrong = openssl(*strict, kind, "10.9.8.9" if is_address(host) else "other.example", str(leaf))
         claims.holds(f"and for no other than {short}", wrong.returncode != 0, wrong.stdout)
+
+    verifiers.judge(claims, place, authority, leaves)
 
     now = int(time.time())
     end = openssl("x509", "-noout", "-enddate", "-dateopt", "iso_8601", text=pem).stdout.strip()

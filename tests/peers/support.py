@@ -139,7 +139,7 @@ class Place:
     def cleanhands(self, policies, upstreams, models=""):
         """Starts `cleanhands up`; `policies` maps names to texts, `upstreams` hosts to ports."""
         for name in ("run", "state", "policies", "config"):
-            (self.root / name).mkdir(mode=0o700)
+            (self.root / name).mkdir(mode=0o700, exist_ok=True)
         for name, text in policies.items():
             path = self.root / "policies" / f"{name}.toml"
             path.write_text(textwrap.dedent(text))
