@@ -22,12 +22,14 @@ mod loopback;
 mod operator;
 mod page;
 mod policy_files;
+mod profiles;
 mod query;
 mod send;
 mod session;
 mod sessions;
 mod stream;
 mod tools;
+mod transfer;
 mod wire;
 mod wire_blocks;
 mod wire_bodies;
@@ -107,6 +109,11 @@ pub fn router(state: ApiState) -> Router {
         .route("/cleanhands/v1/health", get(operator::health))
         .route("/cleanhands/v1/sessions/{session}/log", get(operator::log))
         .route("/cleanhands/v1/sessions/{session}/verify", get(operator::verify))
+        .route("/cleanhands/v1/sessions/{session}/export", get(transfer::export))
+        .route("/cleanhands/v1/sessions/{session}/import", post(transfer::import))
+        .route("/cleanhands/v1/sessions/{session}/profile", post(profiles::choose))
+        .route("/cleanhands/v1/sessions/{session}/replay", get(profiles::compare))
+        .route("/cleanhands/v1/backup", get(transfer::backup))
         .route("/cleanhands/v1/keys", post(operator::add_key).get(operator::list_keys))
         .route("/cleanhands/v1/keys/{name}", axum::routing::delete(operator::remove_key))
         .fallback(edge::no_endpoint)

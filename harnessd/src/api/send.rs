@@ -13,12 +13,16 @@ use super::edge::Owner;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::{ApiState, session, sessions, wire, wire_blocks};
+use crate::log::Log;
 use crate::log::event::{Body, Event, HandKind, NewEvent, Permission, Status, ToolUse};
+use ipc::id::SessionId;
 
 /// Most events of one request. The wire API states no number; a turn needs a handful.
 const EVENTS_MAX: usize = 1_000;
 const ID_CHARS_MAX: usize = ipc::id::ID_BYTES_MAX;
 const DENY_CHARS_MAX: usize = 10_000;
+/// The kinds of events that answer a call or close it.
+const OF_CALLS: &[&str] = &["user_tool_confirmation", "user_custom_tool_result", "tool_result"];
 
 pub async fn send(
     State(state): State<ApiState>,
@@ -46,7 +50,7 @@ pub async fn send(
 
     let answers = bodies.iter().any(|body| answered(body).is_some());
     let _alone = if answers { Some(state.answers.lock().await) } else { None };
-    let history = if answers { log.all(&session).await? } else { Vec::new() };
+    let history = if answers { about(log, &session, &bodies).await? } else { Vec::new() };
     let plan = plan(bodies, &history)?;
     let new: Vec<NewEvent> = plan.iter().filter_map(Planned::new_event).collect();
     let stored = match new.is_empty() {
@@ -54,6 +58,19 @@ pub async fn send(
         false => state.engine.send(&session, new).await?,
     };
     Ok(Json(json!({ "data": echo(plan, stored, &history, &id) })))
+}
+
+/// What the log says about the calls that are answered: the calls, and what came of them since.
+async fn about(log: &Log, session: &SessionId, bodies: &[Body]) -> Result<Vec<Event>, ApiError> {
+    let mut calls: Vec<Event> = Vec::new();
+    for id in bodies.iter().filter_map(answered) {
+        if !calls.iter().any(|call| call.id == id) {
+            calls.extend(log.event_of_id(session, id).await?);
+        }
+    }
+    let Some(first) = calls.iter().map(|call| call.seq).min() else { return Ok(Vec::new()) };
+    calls.extend(log.of_kinds(session, OF_CALLS, first, u64::MAX).await?);
+    Ok(calls)
 }
 
 /// Reads the events that a session may begin with.

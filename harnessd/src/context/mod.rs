@@ -6,6 +6,7 @@
 //! the same byte by byte, so that prompt caches hit. Pure: no I/O, no clock.
 
 mod profile;
+mod replay;
 mod talk;
 mod tools;
 
@@ -14,6 +15,7 @@ use serde_json::Value;
 use crate::log::{Agent, Body, Event};
 
 pub use profile::{Cut, Profile, ProfileError};
+pub use replay::{Replay, replay};
 
 /// What a model is asked, before a provider gives it its own form.
 #[derive(Clone, Debug, PartialEq)]
