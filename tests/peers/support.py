@@ -136,8 +136,9 @@ class Place:
         wait_for("nginx to listen", 15, lambda: port_answers(port))
         return port
 
-    def cleanhands(self, policies, upstreams, models=""):
-        """Starts `cleanhands up`; `policies` maps names to texts, `upstreams` hosts to ports."""
+    def cleanhands(self, policies, upstreams, models="", proxyd=""):
+        """Starts `cleanhands up`; `policies` maps names to texts, `upstreams` hosts to ports, and
+        `proxyd` is more of that daemon's configuration."""
         for name in ("run", "state", "policies", "config"):
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
         for name, text in policies.items():
@@ -147,7 +148,7 @@ class Place:
         table = "".join(
             f'[upstreams."{host}"]\ndial = "127.0.0.1:{port}"\nca = "{self.root}/ca.pem"\n'
             for host, port in upstreams.items())
-        (self.root / "config/proxyd.toml").write_text(table)
+        (self.root / "config/proxyd.toml").write_text(proxyd + table)
         (self.root / "config/harnessd.toml").write_text(textwrap.dedent(models))
         for path in (self.root / "config").iterdir():
             path.chmod(0o600)
