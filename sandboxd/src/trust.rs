@@ -48,7 +48,7 @@ pub const KEY_STORE: &str = "/etc/ssl/cleanhands-java.jks";
 /// Largest bundle of a root: ten times what distributions ship.
 pub const BUNDLE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// Variables for every command of a sandbox that can reach proxyd.
+/// Variables for every command of a sandbox that can reach proxyd. policy(5) lists them.
 pub fn variables() -> Vec<(String, String)> {
     /// These replace the runtime's store, so they name the merged bundle.
     const REPLACE: &[&str] = &[
@@ -90,4 +90,26 @@ pub fn variables() -> Vec<(String, String)> {
         variables.push((format!("GIT_CONFIG_VALUE_{at}"), (*value).to_owned()));
     }
     variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_and_every_file_is_in_the_man_page() {
+        let page = include_str!("../../policies/policy.5.md");
+        let listed = variables();
+        let names = listed.iter().map(|(name, _)| name.as_str());
+        // Numbered ones stand there by their count.
+        let names = names.filter(|name| !name.contains("_KEY_") && !name.contains("_VALUE_"));
+
+        let missing: Vec<&str> = names
+            .chain([BUNDLE, OURS, KEY_STORE])
+            .chain(SYSTEM_BUNDLES.iter().copied())
+            .filter(|word| !page.contains(&format!("`{word}")))
+            .collect();
+
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 }

@@ -175,7 +175,7 @@ class Place:
         """Runs one `cleanhands` command against this place."""
         verb, rest = arguments[0], arguments[1:]
         verbs = [verb]
-        if verb in ("secret", "session", "policy"):
+        if verb in ("secret", "session", "policy", "lease"):
             verbs, rest = [verb, rest[0]], rest[1:]
         return subprocess.run(
             [COMMAND, *verbs, "--runtime-dir", str(self.root / "run"), *rest], input=stdin, capture_output=True,
