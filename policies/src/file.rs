@@ -10,7 +10,7 @@ mod groups;
 mod lint;
 mod reader;
 mod sandbox;
-mod units;
+pub(crate) mod units;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -39,7 +39,7 @@ pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};
 pub use egress::{ConnectDecision, Decision, EgressRequest, Permit, Scheme};
 pub use explain::explain;
-pub use file::KEYS;
+pub use file::{KEYS, units::time as time_span};
 pub use host::{Host, HostError};
 pub use pattern::HostPattern;
 pub use policy::{Access, McpServer, Policy};

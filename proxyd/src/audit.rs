@@ -214,12 +214,12 @@ impl Audit {
 
     /// Records how an allowed exchange ended. What happened is no longer to be stopped, so this
     /// does not wait: the record is handed over with the next decision or group.
-    pub async fn outcome(&self, line: Line) -> Result<(), AuditError> {
+    pub fn outcome(&self, line: &Line) -> Result<(), AuditError> {
         let mut state = self.0.state();
         if state.closed {
             return Err(AuditError::Gone);
         }
-        state.journal.add(AuditKind::Outcome, &line);
+        state.journal.add(AuditKind::Outcome, line);
         self.0.wake(&mut state);
         Ok(())
     }

@@ -13,6 +13,7 @@ mod reload;
 
 mod dns;
 mod head;
+mod ids;
 mod relay;
 mod reply;
 mod tls;

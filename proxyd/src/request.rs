@@ -4,6 +4,7 @@
 //! in the audit; a request that was allowed leaves its outcome there however it ends, because the
 //! record is made when [`Outcome`] is dropped.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,13 @@ use policies::{Decision, EgressRequest, Host, Permit, Policy, Scheme};
 
 use crate::Daemon;
 use crate::audit::Line;
+use crate::entry::authority;
 use crate::head::RequestHead;
+use crate::ids;
 use crate::inject::{self, Injected, LeaseContext};
 use crate::lease::Lease;
 use crate::lease::flow::{Entry, Flow, Given};
+use crate::relay::alarm::Alarm;
 use crate::relay::body::BodyIn;
 use crate::relay::exchange::{self, ExchangeError, Legs, Tally, Upgrade};
 use crate::relay::h1::framing::Framing;
@@ -50,6 +54,8 @@ pub struct Asked<'a> {
     pub want: Want,
     pub body: BodyIn<'a>,
     pub responder: Responder<'a>,
+    /// The connection's, for limits on silence.
+    pub alarm: Alarm,
 }
 
 /// Answers one request, one way or the other.
@@ -59,7 +65,7 @@ pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
         refuse(scene, &mut asked, refusal, form, id).await;
         return asked;
     }
-    let id = RequestId::random();
+    let id = ids::request();
     let line = line(scene, &asked.head, &id);
     match judge(scene, &mut asked, line).await {
         Ok(judged) => carry(scene, &mut asked, judged, form, &id).await,
@@ -83,7 +89,7 @@ async fn judge(scene: &Scene, asked: &mut Asked<'_>, mut line: Line) -> Result<J
     match decide_and_inject(scene, asked, &mut line).await {
         Ok((permit, injected, guard, flow)) => {
             line.credential.clone_from(&injected.credential);
-            let recorded = scene.daemon.audit.decide(true, line.clone()).await;
+            let recorded = scene.daemon.audit.allow(&line).await;
             recorded.inspect_err(|error| {
                 tracing::error!(%error, "request stopped: the audit cannot be written");
             })?;
@@ -105,7 +111,7 @@ async fn decide_and_inject(
     let (policy, generation) =
         scene.lease.policy(&scene.daemon.policies.current()).ok_or_else(environment_gone)?;
     line.generation = generation;
-    check_authority(scene, &asked.head)?;
+    check_authority(scene, &mut asked.head)?;
     check_protocol(asked)?;
     let flow = flow(scene, &asked.head)?;
     let permit = decide(&policy, &flow)?;
@@ -127,14 +133,19 @@ async fn decide_and_inject(
 }
 
 /// The name in the request must be the verified one: another name behind it would be answered by
-/// a virtual host that nobody judged (domain fronting).
-fn check_authority(scene: &Scene, head: &RequestHead) -> Result<(), Refusal> {
-    let named = crate::entry::authority::parse(&head.authority);
-    let same = named.is_some_and(|(host, port)| {
-        host == scene.host && port.is_none_or(|port| port == scene.port)
-    });
-    if same {
-        return Ok(());
+/// a virtual host that nobody judged (domain fronting). A name in a spelling of its own goes on
+/// in the one that was judged.
+fn check_authority(scene: &Scene, head: &mut RequestHead) -> Result<(), Refusal> {
+    match authority::settle(&head.authority, &scene.host, scene.port) {
+        Some(Cow::Borrowed(_)) => return Ok(()),
+        Some(Cow::Owned(judged)) => {
+            if head.headers.contains("host") {
+                head.headers.set("Host", Bytes::copy_from_slice(judged.as_bytes()));
+            }
+            head.authority = judged;
+            return Ok(());
+        }
+        None => {}
     }
     let verified = scene.host.authority(scene.port);
     let reason = format!("the request names {:?} on a connection to {verified}", head.authority);
@@ -345,6 +356,7 @@ async fn attempt(
     let legs = Legs {
         body: &mut asked.body,
         responder: &mut asked.responder,
+        alarm: &mut asked.alarm,
         patterns: going.patterns,
         upgrade: asked.upgrade.as_ref().map(|_| Upgrade { key, guard: going.guard.take() }),
         idle: going.idle,
@@ -384,19 +396,21 @@ fn line(scene: &Scene, head: &RequestHead, id: &RequestId) -> Line {
 
 /// Records a refusal. Nothing leaves either way, so a record that fails stops nothing further.
 pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
-    tracing::info!(
-        lease = line.lease.as_ref().map(|lease| lease.as_str()),
-        host = line.host,
-        rule = refusal.rule,
-        code = refusal.code,
-        "request denied"
-    );
     line.rule = refusal.rule.clone().or(line.rule);
     line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
     line.status = Some(refusal.status);
     daemon.leases.note(&line, refusal.hint.as_deref());
-    if let Err(error) = daemon.audit.decide(false, line).await {
-        tracing::error!(%error, "cannot record a denial");
+    match daemon.audit.deny(&line).await {
+        // Denials that are only counted must not fill the log either.
+        Ok(false) => {}
+        Ok(true) => tracing::info!(
+            lease = line.lease.as_ref().map(|lease| lease.as_str()),
+            host = line.host,
+            rule = line.rule,
+            code = refusal.code,
+            "request denied"
+        ),
+        Err(error) => tracing::error!(%error, "cannot record a denial"),
     }
 }
 
@@ -435,7 +449,9 @@ impl Drop for Outcome {
         line.bytes_down = Some(self.tally.down());
         line.duration_ms = Some(self.tally.elapsed_ms());
         line.scrubbed = Some(self.tally.scrubbed());
-        tracing::info!(
+        // The audit says it to operators; a log line as well for every request costs as much as
+        // carrying it.
+        tracing::debug!(
             lease = line.lease.as_ref().map(|lease| lease.as_str()),
             host = line.host,
             rule = line.rule,
@@ -443,11 +459,8 @@ impl Drop for Outcome {
             ms = line.duration_ms,
             "request ended"
         );
-        let daemon = Arc::clone(&self.daemon);
-        self.daemon.tasks.spawn(async move {
-            if let Err(error) = daemon.audit.outcome(line).await {
-                tracing::error!(%error, "cannot record an outcome");
-            }
-        });
+        if let Err(error) = self.daemon.audit.outcome(&line) {
+            tracing::error!(%error, "cannot record an outcome");
+        }
     }
 }

@@ -118,15 +118,7 @@ impl Upstreams {
             credential: permit.credential().map(|credential| credential.name.clone()),
         };
         if let Some((wire, address)) = self.kept(&key, &permit, want, fresh) {
-            return Ok(Link {
-                permit,
-                key,
-                want,
-                wire,
-                address,
-                dialer: self.dialer(),
-                reused: true,
-            });
+            return Ok(self.made(permit, key, want, wire, address, true));
         }
         self.dial(permit, key, want).await
     }
@@ -143,9 +135,8 @@ impl Upstreams {
             let address = seat.address.clone();
             return Some((Wire::H2(seat), address));
         }
-        let (stream, address) = self.pool.idle(key, fresh)?;
-        let connection = h1::client::Connection::new(stream);
-        allowed(&address).then(|| (Wire::H1(Box::new(connection)), address))
+        let (connection, address) = self.pool.idle(key, fresh)?;
+        allowed(&address).then_some((Wire::H1(connection), address))
     }
 
     /// A connection that was not there before, or the one that somebody else is just opening.
@@ -153,59 +144,43 @@ impl Upstreams {
         let group = self.shared.group(&key);
         // HTTP/1.1 connections serve one request at a time: nobody waits for another's.
         if want != Want::Http2 || group.prefers_http1() {
-            let (wire, address) = self.open(&permit, &key, want, &group).await?;
-            return Ok(Link {
-                permit,
-                key,
-                want,
-                wire,
-                address,
-                dialer: self.dialer(),
-                reused: false,
-            });
+            let (wire, address) = self.open(&permit, &key, want, &group, ()).await?;
+            return Ok(self.made(permit, key, want, wire, address, false));
         }
         let awaited = group.attempt();
-        let turn = match group.opening.try_lock() {
-            Ok(turn) => turn,
-            Err(_) => {
-                let turn = group.opening.lock().await;
-                let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
-                if let Some(seat) = group.seat(want, allowed) {
-                    let address = seat.address.clone();
-                    let wire = Wire::H2(seat);
-                    return Ok(Link {
-                        permit,
-                        key,
-                        want,
-                        wire,
-                        address,
-                        dialer: self.dialer(),
-                        reused: true,
-                    });
-                }
-                if let Some(error) = group.failure_since(awaited) {
-                    return Err(error);
-                }
-                turn
-            }
+        let (turn, waited) = match Arc::clone(&group.opening).try_lock_owned() {
+            Ok(turn) => (turn, false),
+            Err(_) => (Arc::clone(&group.opening).lock_owned().await, true),
         };
+        let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
+        if let Some(seat) = group.seat(want, allowed) {
+            let address = seat.address.clone();
+            return Ok(self.made(permit, key, want, Wire::H2(seat), address, true));
+        }
+        if let Some(error) = group.failure_since(awaited).filter(|_| waited) {
+            return Err(error);
+        }
         if group.prefers_http1() {
             drop(turn);
-            let (wire, address) = self.open(&permit, &key, want, &group).await?;
-            return Ok(Link {
-                permit,
-                key,
-                want,
-                wire,
-                address,
-                dialer: self.dialer(),
-                reused: false,
-            });
+            let (wire, address) = self.open(&permit, &key, want, &group, ()).await?;
+            return Ok(self.made(permit, key, want, wire, address, false));
         }
         let attempt = group.begin();
-        let opened = self.open(&permit, &key, want, &group).await;
+        let opened = self.open(&permit, &key, want, &group, turn).await;
         let (wire, address) = opened.inspect_err(|error| group.failed(attempt, error))?;
-        Ok(Link { permit, key, want, wire, address, dialer: self.dialer(), reused: false })
+        Ok(self.made(permit, key, want, wire, address, false))
+    }
+
+    fn made(
+        &self,
+        permit: Permit,
+        key: Key,
+        want: Want,
+        wire: Wire,
+        address: Endpoint,
+        reused: bool,
+    ) -> Link {
+        Link { permit, key, want, wire, address, dialer: self.dialer(), reused }
     }
 
     async fn open(
@@ -214,6 +189,7 @@ impl Upstreams {
         key: &Key,
         want: Want,
         group: &Group,
+        turn: impl Send + 'static,
     ) -> Result<(Wire, Endpoint), UpstreamError> {
         let addresses = self.dialer.addresses(permit, &key.way).await?;
         let _opening = self.make_room(&key.way);
@@ -249,10 +225,11 @@ impl Upstreams {
             return Ok((Wire::H1(Box::new(connection)), address));
         }
         let load = Load::default();
-        let sender = h2::client::open(dialled.stream, load.clone()).await.map_err(|error| {
-            let reason = h2::describe(&error);
-            UpstreamError::Send { host: key.host.to_string(), reason }
-        })?;
+        let sender =
+            h2::client::open(dialled.stream, load.clone(), turn).await.map_err(|error| {
+                let reason = h2::describe(&error);
+                UpstreamError::Send { host: key.host.to_string(), reason }
+            })?;
         let seat = group.keep(sender, address.clone(), load, want == Want::Http1);
         Ok((Wire::H2(seat), address))
     }
@@ -306,25 +283,17 @@ impl Upstreams {
         let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
         if let Some(seat) = self.shared.seat(&key, want, allowed) {
             let (address, wire) = (seat.address.clone(), Wire::H2(seat));
-            return Ok(Link {
-                permit,
-                key,
-                want,
-                wire,
-                address,
-                dialer: self.dialer(),
-                reused: true,
-            });
+            return Ok(self.made(permit, key, want, wire, address, true));
         }
         self.dial(permit, key, want).await
     }
 
     /// Takes a connection back after its request; keeps it if nothing is left on it.
     pub fn release(&self, link: Link) {
-        if let Wire::H1(connection) = link.wire
-            && let Some(stream) = connection.reusable()
+        if let Wire::H1(mut connection) = link.wire
+            && connection.is_reusable()
         {
-            self.pool.keep(link.key, stream, link.address);
+            self.pool.keep(link.key, connection, link.address);
         }
     }
 

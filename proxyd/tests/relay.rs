@@ -9,14 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 const H1: &[&[u8]] = &[b"http/1.1"];
-const H2: &[&[u8]] = &[b"h2"];
 
 type Conn = TlsStream<TcpStream>;
 
@@ -221,7 +219,7 @@ async fn an_upgraded_connection_carries_bytes_both_ways_and_is_searched() {
         let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
                       Upgrade: websocket\r\nSec-WebSocket-Accept: x\r\n\r\nearly:";
         say(&mut stream, switch).await;
-        let mut frame = [0u8; 5];
+        let mut frame = [0u8; 11];
         stream.read_exact(&mut frame).await.unwrap();
         stream.write_all(&frame).await.unwrap();
         say(&mut stream, CANARY).await;
@@ -232,11 +230,13 @@ async fn an_upgraded_connection_carries_bytes_both_ways_and_is_searched() {
     let mut stream = lease.h1("api.test").await;
 
     let request = "GET /ws HTTP/1.1\r\nHost: api.test\r\nConnection: Upgrade\r\n\
-                   Upgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\nframe";
-    let answer = talk(&mut stream, request.as_bytes()).await;
+                   Upgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+    // One text frame under a mask of zeros, in the same write as the head.
+    let request = [request.as_bytes(), b"\x81\x85\0\0\0\0frame"].concat();
+    let answer = talk(&mut stream, &request).await;
 
     assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
-    let expected = format!("early:frame{}", "*".repeat(CANARY.len()));
+    let expected = format!("frame{}", "*".repeat(CANARY.len()));
     assert!(answer.ends_with(&expected), "{answer}");
 }
 
@@ -293,7 +293,7 @@ async fn an_answer_that_breaks_off_does_not_look_whole() {
     };
 
     assert!(over_h1.contains("abc") && !over_h1.ends_with("0\r\n\r\n"), "{over_h1}");
-    assert!(end.is_err_and(|error| error.is_reset()));
+    assert!(end.as_ref().is_err_and(h2::Error::is_reset), "{end:?}");
 }
 
 #[tokio::test]
@@ -368,171 +368,4 @@ async fn http_1_0_and_head_get_what_they_can_read() {
     assert!(old.ends_with("\r\n\r\nok") && !old.to_lowercase().contains("chunked"), "{old}");
     assert_eq!(field(&bodiless, "content-length"), Some("1000"));
     assert!(next.contains("2\r\nok\r\n0\r\n\r\n"), "{next}");
-}
-
-/// A body that no buffer on the way holds whole.
-fn large() -> Bytes {
-    (0..5 << 20).map(|n| (n % 251) as u8).collect::<Vec<u8>>().into()
-}
-
-async fn post_h2(lease: &Lease, body: Bytes) -> (http::response::Parts, Vec<u8>, bool) {
-    let mut sender = lease.h2("api.test").await;
-    let request = http::Request::post("https://api.test/echo").body(()).unwrap();
-    let (response, mut send) = sender.send_request(request, false).unwrap();
-    let upload = async {
-        h2_send(&mut send, body).await;
-        let mut trailers = http::HeaderMap::new();
-        trailers.insert("x-sum", http::HeaderValue::from_static("1"));
-        send.send_trailers(trailers).unwrap();
-    };
-    let download = async {
-        let (parts, body) = response.await.unwrap().into_parts();
-        let (body, trailers) = h2_body(body).await;
-        (parts, body, trailers.is_some_and(|map| map.contains_key("grpc-status")))
-    };
-    timely(async { tokio::join!(upload, download).1 }).await
-}
-
-async fn post_h1(lease: &Lease, body: &[u8]) -> (String, Vec<u8>) {
-    let stream = lease.h1("api.test").await;
-    let (mut read, mut write) = tokio::io::split(stream);
-    let length = body.len();
-    let head = format!("POST /echo HTTP/1.1\r\nHost: api.test\r\nContent-Length: {length}\r\n\r\n");
-    let upload = async {
-        write.write_all(head.as_bytes()).await.unwrap();
-        write.write_all(body).await.unwrap();
-        write.flush().await.unwrap();
-    };
-    let download = async {
-        let head = support::head(&mut read).await;
-        let mut body = Vec::new();
-        match field(&head, "content-length") {
-            Some(digits) => {
-                body.resize(digits.parse().unwrap(), 0);
-                read.read_exact(&mut body).await.unwrap();
-            }
-            None => body = chunked(&mut read).await,
-        }
-        (head, body)
-    };
-    timely(async { tokio::join!(upload, download).1 }).await
-}
-
-async fn chunked(read: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
-    let mut body = Vec::new();
-    loop {
-        let mut line = Vec::new();
-        while !line.ends_with(b"\r\n") {
-            line.push(read.read_u8().await.unwrap());
-        }
-        let digits = std::str::from_utf8(&line[..line.len() - 2]).unwrap();
-        let size = usize::from_str_radix(digits, 16).unwrap();
-        if size == 0 {
-            return body;
-        }
-        let start = body.len();
-        body.resize(start + size, 0);
-        read.read_exact(&mut body[start..]).await.unwrap();
-        read.read_u16().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn large_bodies_pass_in_all_four_combinations_of_protocols() {
-    let h1_upstream = Upstream::tls("api.test", H1, echo_h1_chunked).await;
-    let h2_upstream = Upstream::tls("api.test", H2, echo_h2).await;
-    let body = large();
-    let masked = format!("Bearer {}", "*".repeat(CANARY.len()));
-
-    for upstream in [&h1_upstream, &h2_upstream] {
-        let proxyd = Proxyd::start(POLICY, &[("api.test", upstream)]).await;
-        proxyd.put_secret("api").await;
-        let lease = proxyd.lease().await;
-
-        let (head, over_h1) = post_h1(&lease, &body).await;
-        let (parts, over_h2, _) = post_h2(&lease, body.clone()).await;
-
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        assert!(over_h1 == body && over_h2 == body, "a body arrived changed");
-        assert_eq!(field(&head, "x-echo"), Some(&masked[..]));
-        assert_eq!(parts.headers["x-echo"], masked);
-    }
-}
-
-/// Echoes a request's body, chunked or with a length, as chunks.
-async fn echo_h1_chunked(stream: Conn) {
-    let (mut read, mut write) = tokio::io::split(stream);
-    let head = head(&mut read).await;
-    let body = match field(&head, "content-length") {
-        Some(digits) => {
-            let mut body = vec![0u8; digits.parse().unwrap()];
-            read.read_exact(&mut body).await.unwrap();
-            body
-        }
-        None => chunked(&mut read).await,
-    };
-    let authorization = field(&head, "authorization").unwrap_or("none");
-    let answer = format!(
-        "HTTP/1.1 200 OK\r\nX-Echo: {authorization}\r\nTransfer-Encoding: chunked\r\n\
-         Connection: close\r\n\r\n{:x}\r\n",
-        body.len()
-    );
-    write.write_all(answer.as_bytes()).await.unwrap();
-    write.write_all(&body).await.unwrap();
-    write.write_all(b"\r\n0\r\n\r\n").await.unwrap();
-    write.shutdown().await.unwrap();
-}
-
-#[tokio::test]
-async fn trailers_pass_over_http2_both_ways() {
-    let upstream = Upstream::tls("api.test", H2, echo_h2).await;
-    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
-    proxyd.put_secret("api").await;
-    let lease = proxyd.lease().await;
-
-    let (parts, body, has_status) = post_h2(&lease, Bytes::from_static(b"message")).await;
-
-    assert_eq!(parts.headers["x-trailers"], "1");
-    assert_eq!(body, b"message");
-    assert!(has_status);
-}
-
-#[tokio::test]
-async fn trailers_over_http2_cannot_bring_what_was_judged_already() {
-    let upstream = Upstream::tls("api.test", H2, echo_h2).await;
-    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
-    proxyd.put_secret("api").await;
-    let lease = proxyd.lease().await;
-    let mut sender = lease.h2("api.test").await;
-    for name in ["authorization", "host", "content-type", "cookie"] {
-        let request = http::Request::post("https://api.test/echo").body(()).unwrap();
-        let (response, mut send) = sender.send_request(request, false).unwrap();
-        let mut trailers = http::HeaderMap::new();
-        trailers.insert(name, http::HeaderValue::from_static("mine"));
-        send.send_trailers(trailers).unwrap();
-
-        let response = timely(response).await;
-
-        assert!(response.is_err() || response.unwrap().status() == 400, "{name} went on");
-    }
-}
-
-#[tokio::test]
-async fn a_grpc_client_reads_a_denial_in_its_own_form() {
-    let upstream = Upstream::tls("api.test", H2, echo_h2).await;
-    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
-    let lease = proxyd.lease().await;
-    let mut sender = lease.h2("api.test").await;
-
-    let request = http::Request::patch("https://api.test/svc/Method")
-        .header("content-type", "application/grpc")
-        .body(())
-        .unwrap();
-    let (response, _) = sender.send_request(request, true).unwrap();
-    let response = timely(response).await.unwrap();
-
-    assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["grpc-status"], "7");
-    let message = response.headers()["grpc-message"].to_str().unwrap();
-    assert!(message.contains("method_not_listed"), "{message}");
 }

@@ -21,7 +21,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Reads a time span. The error is a reason for the operator.
-pub(crate) fn time(text: &str) -> Result<Duration, String> {
+pub fn time(text: &str) -> Result<Duration, String> {
     amount(text, TIMES)
         .map(Duration::from_secs)
         .ok_or_else(|| "a time span is a number and s, m, h or d: \"90s\", \"2m\"".into())

@@ -49,7 +49,7 @@ async fn records_are_numbered_chained_and_found_again_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let audit = open(&dir);
     audit.allow(&line("/a?token=SECRET-CANARY")).await.unwrap();
-    audit.outcome(Line { status: Some(200), ..line("/a") }).await.unwrap();
+    audit.outcome(&Line { status: Some(200), ..line("/a") }).unwrap();
     audit.close().await;
     assert_eq!(audit.allow(&line("/late")).await, Err(AuditError::Gone));
 
@@ -226,7 +226,7 @@ async fn nothing_is_decided_while_the_disk_refuses_and_lost_outcomes_are_noted()
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let real = audit.0.state().journal.write_to(full);
 
-    audit.outcome(line("/lost")).await.unwrap();
+    audit.outcome(&line("/lost")).unwrap();
     let refused = audit.allow(&line("/refused")).await;
     audit.0.state().journal.write_again_to(real);
     audit.0.state().failed = None;

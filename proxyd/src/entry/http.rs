@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use super::authority;
 use crate::audit::Line;
 use crate::head::RequestHead;
+use crate::relay::alarm::Alarm;
 use crate::relay::h1::framing::Version;
 use crate::relay::h1::server::{Connection, Incoming, NextError};
 use crate::relay::h2;
@@ -73,6 +74,7 @@ pub async fn pass(
     incoming: Incoming,
     head: RequestHead,
 ) -> After {
+    let alarm = std::mem::take(&mut connection.alarm);
     let (body, reply) = connection.parts(&incoming);
     let asked = Asked {
         head,
@@ -81,16 +83,19 @@ pub async fn pass(
         want: Want::Http1,
         body,
         responder: Responder::H1(reply),
+        alarm,
     };
     let asked = request::answer(scene, asked).await;
     let Responder::H1(reply) = &asked.responder else { return After::Broken };
-    if !reply.is_whole() {
+    let after = if !reply.is_whole() {
         After::Broken
     } else if reply.stays_open() && asked.body.is_done() {
         After::Next
     } else {
         After::Close
-    }
+    };
+    connection.alarm = asked.alarm;
+    after
 }
 
 /// The head as it goes on. A target in absolute form must name the verified host too.
@@ -184,6 +189,7 @@ pub async fn serve_h2(scene: &Scene, stream: Stream) {
                 want: Want::Http2,
                 body: incoming.body,
                 responder: incoming.responder,
+                alarm: Alarm::default(),
             };
             let mut asked = request::answer(&scene, asked).await;
             // Resetting a stream whose body is still coming in loses the answer for clients that

@@ -76,6 +76,8 @@ pub enum BodyIn<'a> {
         /// Bytes handed out and not yet given back to the flow control window.
         held: usize,
     },
+    /// A stream whose content belongs to another protocol, once the upstream has switched.
+    Waiting(Option<h2::RecvStream>),
 }
 
 impl BodyIn<'_> {
@@ -83,11 +85,24 @@ impl BodyIn<'_> {
         if stream.is_end_stream() { Self::Empty } else { Self::H2 { stream, held: 0 } }
     }
 
+    /// After a switch of protocols: everything up to the end of the connection is one body.
+    pub fn become_raw(&mut self) {
+        match self {
+            Self::H1(reading) => reading.become_raw(),
+            Self::Waiting(stream) => {
+                if let Some(stream) = stream.take() {
+                    *self = Self::h2(stream);
+                }
+            }
+            Self::Empty | Self::H2 { .. } => {}
+        }
+    }
+
     /// The next piece; nothing after the end. Asking again gives the room of the piece before
     /// back to the sender, so a slow reader slows the sender. Safe to cancel.
     pub async fn next(&mut self) -> Result<Option<Piece>, ReadError> {
         match self {
-            Self::Empty => Ok(None),
+            Self::Empty | Self::Waiting(_) => Ok(None),
             Self::H1(reading) => reading.next().await,
             Self::H2 { stream, held } => next_h2(stream, held).await,
         }
@@ -106,7 +121,7 @@ impl BodyIn<'_> {
     /// Whether nothing is left to read.
     pub fn is_done(&self) -> bool {
         match self {
-            Self::Empty => true,
+            Self::Empty | Self::Waiting(_) => true,
             Self::H1(reading) => reading.is_done(),
             Self::H2 { stream, .. } => stream.is_end_stream(),
         }
@@ -137,6 +152,13 @@ pub enum BodyOut<'a> {
 }
 
 impl BodyOut<'_> {
+    /// After a switch of protocols: bytes go out as they are.
+    pub fn become_raw(&mut self) {
+        if let Self::H1(writing) = self {
+            writing.become_raw();
+        }
+    }
+
     pub async fn data(&mut self, data: Bytes) -> Result<(), WriteError> {
         match self {
             Self::None if data.is_empty() => Ok(()),
@@ -161,13 +183,27 @@ impl BodyOut<'_> {
         }
     }
 
-    /// Resolves when the reader has given the body up.
+    /// Sends what was written off, then resolves when the reader has given the body up. Whoever
+    /// has nothing more to write for now waits for this.
     pub async fn gone(&mut self) {
         match self {
-            Self::None | Self::H1(_) => pending().await,
+            Self::None => pending().await,
+            // A write that fails is the only sign of a client that went.
+            Self::H1(writing) => match writing.flush().await {
+                Ok(()) => pending().await,
+                Err(_) => {}
+            },
             Self::H2(stream) => {
                 let _ = poll_fn(|context| stream.poll_reset(context)).await;
             }
+        }
+    }
+
+    /// Sends off what was written of a body that goes no further: what came is passed on.
+    pub async fn flush(&mut self) {
+        if let Self::H1(writing) = self {
+            // Whoever is gone gets nothing more.
+            let _ = writing.flush().await;
         }
     }
 

@@ -2,24 +2,26 @@
 //!
 //! Nothing waits for a whole body. An upstream may answer before it has read the request, send
 //! interim heads, or switch protocols; a client may stop uploading. There is no total time limit,
-//! only one on silence: an exchange in which nothing moves for [`IDLE`] is broken off.
+//! only one on silence: an exchange in which nothing moves for as long as the operator
+//! says is broken off.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
+use super::alarm::Alarm;
 use super::answer::{Answer, AnswerError, Next};
 use super::body::{BodyIn, BodyOut, Piece, ReadError, WriteError};
 use super::h1::framing::Framing;
 use super::responder::Responder;
+use super::switched::{self, Ends, Search};
+use super::websocket::{self, Guard};
 use crate::head::ResponseHead;
 use crate::scrub::{self, BodyScrubber, Patterns, ScrubError};
-
-/// Silence in both directions after which an exchange is broken off. Model servers have been
-/// seen to think for minutes before the first byte.
-pub const IDLE: Duration = Duration::from_secs(600);
+use crate::upstream::Retry;
 
 /// What passed, counted while it passes: an exchange that is cut short still leaves its numbers.
 pub struct Tally {
@@ -80,22 +82,19 @@ impl Tally {
         self.count(&self.down, bytes);
     }
 
-    fn masked(&self, values: u64) {
+    pub fn masked(&self, values: u64) {
         self.scrubbed.fetch_add(values, Ordering::Relaxed);
     }
 
     /// Resolves when nothing has moved for `idle`.
-    async fn silence(&self, idle: Duration) {
-        loop {
-            let quiet = self
-                .begun
-                .elapsed()
-                .saturating_sub(Duration::from_millis(self.moved.load(Ordering::Relaxed)));
-            if quiet >= idle {
-                return;
-            }
-            tokio::time::sleep(idle - quiet).await;
-        }
+    pub async fn silence(&self, idle: Duration) {
+        Alarm::default().ring(|| self.left(idle)).await;
+    }
+
+    /// How much longer nothing may move.
+    fn left(&self, idle: Duration) -> Duration {
+        let moved = Duration::from_millis(self.moved.load(Ordering::Relaxed));
+        idle.saturating_sub(self.begun.elapsed().saturating_sub(moved))
     }
 }
 
@@ -115,8 +114,10 @@ pub enum ExchangeError {
     UpstreamBody(ReadError),
     #[error("{0}")]
     Scrub(#[from] ScrubError),
-    #[error("nothing moved for {} s", IDLE.as_secs())]
-    Idle,
+    #[error("nothing moved for {} s", .0.as_secs())]
+    Idle(Duration),
+    #[error("{0}")]
+    Message(websocket::Refused),
 }
 
 impl ExchangeError {
@@ -124,7 +125,52 @@ impl ExchangeError {
     /// been kept too long.
     pub fn is_stale(&self) -> bool {
         use super::h1::wire::HeadError;
-        matches!(self, Self::Answer(AnswerError::Closed | AnswerError::Head(HeadError::Io(_))))
+        match self {
+            Self::Answer(AnswerError::Closed | AnswerError::Head(HeadError::Io(_))) => true,
+            Self::Answer(AnswerError::Reset(error)) => error.is_io(),
+            _ => false,
+        }
+    }
+
+    /// The code with which the upstream reset the request's stream before any answer.
+    pub fn reset(&self) -> Option<h2::Reason> {
+        match self {
+            Self::Answer(AnswerError::Reset(error)) if error.is_reset() && error.is_remote() => {
+                error.reason()
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the upstream said that it did nothing about the request, and how to go on then:
+    /// it refused the stream, it went away before it (RFC 9113 section 8.7), or it wants another
+    /// version.
+    pub fn unprocessed(&self) -> Option<Retry> {
+        let Self::Answer(AnswerError::Reset(error)) = self else { return None };
+        match self.reset() {
+            Some(h2::Reason::REFUSED_STREAM) => Some(Retry::Refused),
+            Some(h2::Reason::HTTP_1_1_REQUIRED) => Some(Retry::Http1),
+            _ => (error.is_go_away() && error.is_remote()).then_some(Retry::Elsewhere),
+        }
+    }
+}
+
+/// A switch of protocols that was asked for.
+pub struct Upgrade {
+    /// The key of a handshake that is ours, since the client's protocol knows none.
+    pub key: Option<Bytes>,
+    /// Searches what the client sends afterwards.
+    pub guard: Option<Guard>,
+}
+
+impl Upgrade {
+    /// Whether the answer is that to our own handshake; a client looks after its own.
+    fn check(&self, head: &ResponseHead) -> Result<(), AnswerError> {
+        let accept = head.headers.first("sec-websocket-accept");
+        match &self.key {
+            Some(key) if !websocket::is_answer_to(key, accept) => Err(AnswerError::Unasked),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -134,6 +180,12 @@ pub struct Legs<'a, 'b> {
     pub responder: &'a mut Responder<'b>,
     /// What to search the answer for; none when nothing was injected.
     pub patterns: Option<&'a Patterns>,
+    /// What was asked for, if the client wants to switch protocols.
+    pub upgrade: Option<Upgrade>,
+    /// How long nothing may move.
+    pub idle: Duration,
+    /// The client's connection's.
+    pub alarm: &'a mut Alarm,
     pub tally: &'a Tally,
 }
 
@@ -143,10 +195,11 @@ pub async fn run(
     mut out: BodyOut<'_>,
     answer: Answer<'_>,
 ) -> Result<(), ExchangeError> {
-    let Legs { body, responder, patterns, tally } = legs;
+    let Legs { body, responder, patterns, upgrade, idle, alarm, tally } = legs;
     let scrubbing = Scrubbing { patterns, tally };
     let switched = {
         let mut upload = pin!(upload(body, &mut out, tally));
+        let mut silence = pin!(alarm.ring(|| tally.left(idle)));
         let mut download = pin!(download(answer, responder, &scrubbing));
         let mut uploading = true;
         loop {
@@ -160,15 +213,21 @@ pub async fn run(
                     }
                 }
                 result = &mut download => break result?,
-                () = tally.silence(IDLE) => return Err(ExchangeError::Idle),
+                () = &mut silence => return Err(ExchangeError::Idle(idle)),
             }
         }
     };
     match switched {
         None => Ok(()),
         Some((head, reading)) => {
-            let down = responder.switch(&head).await.map_err(ExchangeError::Client)?;
-            both_ways(body, out, reading, down, &scrubbing).await
+            let Some(upgrade) = upgrade else { return Err(AnswerError::Unasked.into()) };
+            upgrade.check(&head)?;
+            let to_client = responder.switch(&head).await.map_err(ExchangeError::Client)?;
+            let scrubber =
+                patterns.map(|patterns| BodyScrubber::new(patterns, None)).transpose()?;
+            let search = Search { guard: upgrade.guard, scrubber };
+            let ends = Ends { client: body, to_upstream: out, upstream: reading, to_client };
+            switched::run(ends, search, tally, idle).await
         }
     }
 }
@@ -248,6 +307,8 @@ async fn pass(
     let mut trailers = None;
     let outcome = loop {
         let piece = tokio::select! {
+            // What was written waits for what is there already, and goes when nothing is.
+            biased;
             piece = body.next() => piece,
             () = out.gone() => break Err(ExchangeError::ClientGone),
         };
@@ -272,6 +333,7 @@ async fn pass(
     match outcome {
         Ok(()) => finish(&mut out, scrubber, trailers, scrubbing.tally).await,
         Err(error) => {
+            out.flush().await;
             if let Some(scrubber) = scrubber {
                 scrubbing.tally.masked(scrubber.masked());
             }
@@ -308,34 +370,6 @@ async fn finish(
         }
     }
     out.finish(trailers).await.map_err(ExchangeError::Client)
-}
-
-/// After a switch of protocols: bytes both ways, each direction ending on its own.
-async fn both_ways(
-    body: &mut BodyIn<'_>,
-    mut out: BodyOut<'_>,
-    reading: BodyIn<'_>,
-    down: BodyOut<'_>,
-    scrubbing: &Scrubbing<'_>,
-) -> Result<(), ExchangeError> {
-    if let BodyIn::H1(client) = body {
-        client.become_raw();
-    }
-    if let BodyOut::H1(upstream) = &mut out {
-        upstream.become_raw();
-    }
-    let scrubber = match scrubbing.patterns {
-        Some(patterns) => Some(BodyScrubber::new(patterns, None)?),
-        None => None,
-    };
-    let up = async {
-        match upload(body, &mut out, scrubbing.tally).await {
-            Err(UploadError::Client(error)) => Err(ExchangeError::ClientBody(error)),
-            Ok(()) | Err(UploadError::Upstream) => Ok(()),
-        }
-    };
-    let (up, down) = tokio::join!(up, pass(reading, down, scrubber, scrubbing));
-    down.and(up)
 }
 
 /// The search for injected values in one answer.

@@ -4,6 +4,7 @@
 //! [`body::BodyOut`], whatever protocol carries them; nothing here holds a whole body. `h1` is a
 //! strict relay of our own on `httparse`; `h2` is the crate of that name. No policy here.
 
+pub mod alarm;
 pub mod answer;
 pub mod body;
 pub mod exchange;
@@ -12,4 +13,6 @@ pub mod h2;
 pub mod hop;
 pub mod responder;
 pub mod stream;
+pub mod switched;
 pub mod tunnel;
+pub mod websocket;

@@ -59,7 +59,21 @@ impl Responder<'_> {
     pub async fn switch(&mut self, head: &ResponseHead) -> Result<BodyOut<'_>, WriteError> {
         match self {
             Self::H1(reply) => reply.switch(head).await,
-            Self::H2 { .. } => Err(WriteError::Stopped),
+            Self::H2 { respond, started } => {
+                // RFC 8441, section 5: the stream is the connection once 200 was said on it.
+                let mut head = ResponseHead {
+                    status: 200,
+                    headers: head.headers.clone(),
+                    reason: Bytes::new(),
+                };
+                for name in ["connection", "upgrade", "sec-websocket-accept"] {
+                    head.headers.remove_all(name);
+                }
+                let response = convert::response(&head).map_err(|_| WriteError::Stopped)?;
+                *started = true;
+                let stream = respond.send_response(response, false).map_err(WriteError::Reset)?;
+                Ok(BodyOut::H2(stream))
+            }
         }
     }
 
@@ -77,6 +91,14 @@ impl Responder<'_> {
     pub fn close(&mut self) {
         if let Self::H1(reply) = self {
             reply.close();
+        }
+    }
+
+    /// Ends the request with a code of HTTP/2 instead of an answer, where its protocol has such.
+    pub fn reset(&mut self, reason: h2::Reason) {
+        if let Self::H2 { respond, started } = self {
+            respond.send_reset(reason);
+            *started = true;
         }
     }
 

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio_util::io::poll_read_buf;
 
 /// What a connection must be able to do.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -15,17 +16,29 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 pub struct Stream {
     io: Box<dyn Io>,
     ahead: Bytes,
+    /// What was read at once for a reader that takes it in small parts.
+    bulk: BytesMut,
+    /// The reader's last buffer was filled: more is likely there.
+    flows: bool,
 }
+
+/// How much is read at once while bytes flow. rustls reads 4 KiB at a time, which would be five
+/// system calls for each full record.
+const BULK_BYTES: usize = 64 * 1024;
+/// Readers with buffers beyond this need no help.
+const SMALL_BYTES: usize = 16 * 1024;
+/// What rustls asks for at least.
+const READER_BYTES: usize = 4 * 1024;
 
 impl Stream {
     pub fn new(io: impl Io + 'static) -> Self {
-        Self { io: Box::new(io), ahead: Bytes::new() }
+        Self { io: Box::new(io), ahead: Bytes::new(), bulk: BytesMut::new(), flows: false }
     }
 
     /// A connection of which `ahead` was already read.
     pub fn resumed(self, ahead: Bytes) -> Self {
         debug_assert!(self.ahead.is_empty(), "only one reader reads ahead");
-        Self { io: self.io, ahead }
+        Self { ahead, ..self }
     }
 
     /// Waits for at least one byte and shows what is there without taking it; empty at the end.
@@ -38,10 +51,23 @@ impl Stream {
         Ok(self.ahead.clone())
     }
 
+    /// Whether the peer begins with `word`; waits only while it still may, and takes nothing.
+    pub async fn begins_with(&mut self, word: &[u8]) -> bool {
+        let mut buffer = BytesMut::from(&self.ahead[..]);
+        while buffer.len() < word.len() && word.starts_with(&buffer) {
+            // A connection that ended begins with nothing more; its reader finds out again.
+            if !matches!(self.io.read_buf(&mut buffer).await, Ok(1..)) {
+                break;
+            }
+        }
+        self.ahead = buffer.freeze();
+        self.ahead.starts_with(word)
+    }
+
     /// Whether an idle connection is still of use: a peer that closed, or that said something
     /// nobody asked for, makes it useless.
     pub fn is_quiet(&mut self) -> bool {
-        if !self.ahead.is_empty() {
+        if !self.ahead.is_empty() || !self.bulk.is_empty() {
             return false;
         }
         let mut byte = [0u8; 1];
@@ -67,12 +93,32 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.ahead.is_empty() {
-            return Pin::new(&mut self.io).poll_read(context, buffer).map_err(said);
+        if !self.ahead.is_empty() {
+            let length = self.ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.ahead[..length]);
+            self.ahead.advance(length);
+            return Poll::Ready(Ok(()));
         }
-        let length = self.ahead.len().min(buffer.remaining());
-        buffer.put_slice(&self.ahead[..length]);
-        self.ahead.advance(length);
+        if self.bulk.is_empty() {
+            if !self.flows || buffer.remaining() > SMALL_BYTES {
+                let room = buffer.remaining();
+                let read = Pin::new(&mut self.io).poll_read(context, buffer).map_err(said);
+                self.flows = read.is_ready() && buffer.remaining() == 0 && room >= READER_BYTES;
+                return read;
+            }
+            self.bulk.reserve(BULK_BYTES);
+            let Self { io, bulk, flows, .. } = &mut *self;
+            let read = poll_read_buf(Pin::new(io), context, bulk).map_err(said);
+            // A pause: a connection that rests keeps no such buffer.
+            *flows = matches!(read, Poll::Ready(Ok(length)) if length >= READER_BYTES);
+            if !matches!(read, Poll::Ready(Ok(1..))) {
+                *bulk = BytesMut::new();
+                return read.map_ok(drop);
+            }
+        }
+        let length = self.bulk.len().min(buffer.remaining());
+        buffer.put_slice(&self.bulk[..length]);
+        self.bulk.advance(length);
         Poll::Ready(Ok(()))
     }
 }
@@ -125,6 +171,30 @@ mod tests {
 
         assert_eq!(seen, b"abc"[..]);
         assert_eq!(all, b"abc");
+    }
+
+    #[tokio::test]
+    async fn what_flows_arrives_whole_whatever_the_sizes_of_buffers() {
+        let sent: Vec<u8> = (0..700_000u32).map(|at| at.to_le_bytes()[at as usize % 3]).collect();
+        for size in [1000, 4096, 5000, 20_000] {
+            let (mut ours, theirs) = tokio::io::duplex(100_000);
+            let mut stream = Stream::new(theirs);
+            let text = sent.clone();
+            let sending = tokio::spawn(async move { ours.write_all(&text).await.unwrap() });
+
+            let (mut all, mut buffer) = (Vec::new(), vec![0; size]);
+            loop {
+                let length = stream.read(&mut buffer).await.unwrap();
+                if length == 0 {
+                    break;
+                }
+                all.extend_from_slice(&buffer[..length]);
+            }
+
+            sending.await.unwrap();
+            assert!(all == sent, "buffers of {size}");
+            assert_eq!(stream.bulk.capacity(), 0);
+        }
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! Bytes both ways, unread; each direction ends on its own.
 
 use std::io;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 
@@ -8,17 +9,35 @@ use super::exchange::Tally;
 
 const BUFFER_BYTES: usize = 32 * 1024;
 
-/// Copies until both directions have ended, or one has failed.
-pub async fn run<A, B>(client: A, upstream: B, tally: &Tally) -> io::Result<()>
+/// Why a tunnel did not come to its proper end. Neither peer may take it for one: both
+/// connections are to be reset.
+#[derive(Debug, thiserror::Error)]
+pub enum TunnelError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("nothing moved for {} s", .0.as_secs())]
+    Idle(Duration),
+}
+
+/// Copies until both directions have ended, one has failed, or nothing moves for `idle`.
+pub async fn run<A, B>(
+    client: &mut A,
+    upstream: &mut B,
+    tally: &Tally,
+    idle: Duration,
+) -> Result<(), TunnelError>
 where
-    A: AsyncRead + AsyncWrite,
-    B: AsyncRead + AsyncWrite,
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
 {
     let (client_read, client_write) = split(client);
     let (upstream_read, upstream_write) = split(upstream);
     let up = copy(client_read, upstream_write, |bytes| tally.count_up(bytes));
     let down = copy(upstream_read, client_write, |bytes| tally.count_down(bytes));
-    tokio::try_join!(up, down).map(|_| ())
+    tokio::select! {
+        passed = async { tokio::try_join!(up, down) } => Ok(passed.map(|_| ())?),
+        () = tally.silence(idle) => Err(TunnelError::Idle(idle)),
+    }
 }
 
 async fn copy<R: AsyncRead, W: AsyncWrite>(
@@ -42,10 +61,12 @@ async fn copy<R: AsyncRead, W: AsyncWrite>(
 mod tests {
     use super::*;
 
+    const HOUR: Duration = Duration::from_secs(3600);
+
     #[tokio::test]
     async fn a_direction_that_ended_leaves_the_other_open() {
-        let (mut client, client_end) = tokio::io::duplex(64);
-        let (mut upstream, upstream_end) = tokio::io::duplex(64);
+        let (mut client, mut client_end) = tokio::io::duplex(64);
+        let (mut upstream, mut upstream_end) = tokio::io::duplex(64);
         let tally = Tally::default();
         let talk = async {
             client.write_all(b"question").await.unwrap();
@@ -60,10 +81,36 @@ mod tests {
         };
 
         let (outcome, (asked, answered)) =
-            tokio::join!(run(client_end, upstream_end, &tally), talk);
+            tokio::join!(run(&mut client_end, &mut upstream_end, &tally, HOUR), talk);
 
         assert!(outcome.is_ok());
         assert_eq!((&asked[..], &answered[..]), (&b"question"[..], &b"answer"[..]));
         assert_eq!((tally.up(), tally.down()), (8, 6));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_byte_in_either_direction_keeps_a_tunnel_for_days_and_silence_ends_it() {
+        let (mut client, mut client_end) = tokio::io::duplex(64);
+        let (mut upstream, mut upstream_end) = tokio::io::duplex(64);
+        let tally = Tally::default();
+        let begun = tokio::time::Instant::now();
+        let talk = async {
+            for round in 0..72 {
+                tokio::time::sleep(HOUR - Duration::from_secs(1)).await;
+                let (from, to) = match round % 2 {
+                    0 => (&mut client, &mut upstream),
+                    _ => (&mut upstream, &mut client),
+                };
+                from.write_u8(round).await.unwrap();
+                assert_eq!(to.read_u8().await.unwrap(), round);
+            }
+            begun.elapsed()
+        };
+
+        let (outcome, active) =
+            tokio::join!(run(&mut client_end, &mut upstream_end, &tally, HOUR), talk);
+
+        assert!(matches!(outcome, Err(TunnelError::Idle(HOUR))), "{outcome:?}");
+        assert!(active > 70 * HOUR && begun.elapsed() >= active + HOUR);
     }
 }

@@ -161,7 +161,7 @@ impl Dialer {
         found.map_err(|error| match (proxy, error) {
             (Some(proxy), UpstreamError::Resolve { host, reason }) => proxy.failed(
                 format!("it is asked for addresses, and {host} has none here: {reason}"),
-                Some("resolve = \"proxy\" leaves names to the proxy: see proxyd.toml(5)".into()),
+                Some("resolve = \"proxy\" leaves names to the proxy: see proxyd(8)".into()),
             ),
             (_, error) => error,
         })

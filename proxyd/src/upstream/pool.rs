@@ -12,7 +12,7 @@ use policies::{Host, Scheme};
 
 use super::dial::Endpoint;
 use super::way::Way;
-use crate::relay::stream::Stream;
+use crate::relay::h1::client::Connection;
 
 /// How long an idle connection is kept: below the 15 s after which some upstreams close theirs.
 pub const IDLE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ pub struct Key {
 }
 
 struct Idle {
-    stream: Stream,
+    connection: Box<Connection>,
     address: Endpoint,
     since: Instant,
 }
@@ -56,7 +56,7 @@ impl Pool {
     }
 
     /// An idle HTTP/1.1 connection that is still open as far as we can see.
-    pub fn idle(&self, key: &Key, fresh: bool) -> Option<(Stream, Endpoint)> {
+    pub fn idle(&self, key: &Key, fresh: bool) -> Option<(Box<Connection>, Endpoint)> {
         let life = if fresh { IDLE_FRESH } else { IDLE };
         let mut kept = self.kept();
         let list = kept.idle.get_mut(key)?;
@@ -65,15 +65,15 @@ impl Pool {
             // The last one kept has had the least time to go stale.
             let Some(mut idle) = list.pop() else { break None };
             dropped += 1;
-            if idle.since.elapsed() < life && idle.stream.is_quiet() {
-                break Some((idle.stream, idle.address));
+            if idle.since.elapsed() < life && idle.connection.is_quiet() {
+                break Some((idle.connection, idle.address));
             }
         };
         kept.count -= dropped;
         found
     }
 
-    pub fn keep(&self, key: Key, stream: Stream, address: Endpoint) {
+    pub fn keep(&self, key: Key, connection: Box<Connection>, address: Endpoint) {
         if key.way.is_wanted() {
             return;
         }
@@ -83,7 +83,7 @@ impl Pool {
         }
         let list = kept.idle.entry(key).or_default();
         if list.len() < KEY_CONNECTIONS_MAX {
-            list.push(Idle { stream, address, since: Instant::now() });
+            list.push(Idle { connection, address, since: Instant::now() });
             kept.count += 1;
         }
     }

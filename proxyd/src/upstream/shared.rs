@@ -15,6 +15,7 @@ use h2::client::SendRequest;
 use super::dial::Endpoint;
 use super::pool::Key;
 use super::{UpstreamError, Want};
+use crate::relay::h2::client::UNSAID;
 
 /// Streams at once on one connection, whatever more the upstream allows: beyond it one lost packet
 /// holds up too many.
@@ -42,7 +43,9 @@ struct Connection {
 
 impl Connection {
     fn room(&self) -> usize {
-        let allowed = self.sender.current_max_send_streams().min(STREAMS_MAX);
+        let said = self.sender.current_max_send_streams();
+        // Before the upstream has said a number there is room for the first request alone.
+        let allowed = if said == UNSAID { 0 } else { said.min(STREAMS_MAX) };
         allowed.saturating_sub(self.load.streams.load(Ordering::Acquire))
     }
 }
@@ -76,8 +79,8 @@ impl Drop for Seat {
 /// The connections of one key.
 #[derive(Default)]
 pub struct Group {
-    /// Held by whoever opens a connection.
-    pub opening: tokio::sync::Mutex<()>,
+    /// Held by whoever opens a connection, until it is known how many requests it takes.
+    pub opening: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
 

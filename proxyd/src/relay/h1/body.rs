@@ -1,6 +1,6 @@
 //! HTTP/1.1 bodies, piece by piece: as they arrive they go on, in the framing they came in.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 
 use super::framing::Framing;
 use super::head;
@@ -12,8 +12,6 @@ use crate::relay::body::{Piece, ReadError, WriteError};
 const CHUNK_LINE_BYTES_MAX: usize = 256;
 /// Longest trailer section.
 const TRAILER_BYTES_MAX: usize = 16 * 1024;
-/// A piece at least this long is written in two writes rather than copied behind its size line.
-const COPY_BYTES_MAX: usize = 8 * 1024;
 
 /// A body on its way in.
 pub struct Reading<'a> {
@@ -197,13 +195,27 @@ pub struct Writing<'a> {
     owed: u64,
     /// Set once the body ended as announced; only then can the connection go on.
     finished: &'a mut bool,
+    /// Whether pieces wait for [`Writing::flush`].
+    gathers: bool,
 }
 
 impl<'a> Writing<'a> {
     pub fn new(writer: &'a mut Writer, framing: Framing, finished: &'a mut bool) -> Self {
         let owed = if let Framing::Length(length) = framing { length } else { 0 };
         *finished = false;
-        Self { writer, framing, owed, finished }
+        Self { writer, framing, owed, finished, gathers: false }
+    }
+
+    /// Has pieces wait for more to go with them, until they are flushed or the body ends.
+    #[must_use]
+    pub fn gathering(mut self) -> Self {
+        self.gathers = true;
+        self
+    }
+
+    /// Sends off what was written. Safe to cancel.
+    pub async fn flush(&mut self) -> Result<(), WriteError> {
+        Ok(self.writer.flush().await?)
     }
 
     /// After an upgrade: bytes go out as they are.
@@ -218,27 +230,27 @@ impl<'a> Writing<'a> {
         }
         match self.framing {
             Framing::None => Err(WriteError::Length),
-            Framing::UntilClose => Ok(self.writer.send(&data).await?),
+            Framing::UntilClose => {
+                self.writer.add(&data).await?;
+                self.unless_gathering().await
+            }
             Framing::Length(_) => {
                 let length = data.len() as u64;
                 self.owed = self.owed.checked_sub(length).ok_or(WriteError::Length)?;
-                Ok(self.writer.send(&data).await?)
+                self.writer.add(&data).await?;
+                self.unless_gathering().await
             }
-            Framing::Chunked => self.chunk(&data).await,
+            Framing::Chunked => {
+                self.writer.add(format!("{:x}\r\n", data.len()).as_bytes()).await?;
+                self.writer.add(&data).await?;
+                self.writer.add(b"\r\n").await?;
+                self.unless_gathering().await
+            }
         }
     }
 
-    async fn chunk(&mut self, data: &[u8]) -> Result<(), WriteError> {
-        let mut out = BytesMut::with_capacity(COPY_BYTES_MAX.min(data.len()) + 24);
-        out.put_slice(format!("{:x}\r\n", data.len()).as_bytes());
-        if data.len() > COPY_BYTES_MAX {
-            self.writer.add(&out).await?;
-            self.writer.add(data).await?;
-            return Ok(self.writer.send(b"\r\n").await?);
-        }
-        out.put_slice(data);
-        out.put_slice(b"\r\n");
-        Ok(self.writer.send(&out).await?)
+    async fn unless_gathering(&mut self) -> Result<(), WriteError> {
+        if self.gathers { Ok(()) } else { self.flush().await }
     }
 
     /// Ends the body. Trailers go out where the framing has a place for them.
@@ -246,7 +258,7 @@ impl<'a> Writing<'a> {
         match self.framing {
             Framing::None => {}
             Framing::Length(_) if self.owed > 0 => return Err(WriteError::Length),
-            Framing::Length(_) => {}
+            Framing::Length(_) => self.flush().await?,
             Framing::UntilClose => {
                 self.writer.shutdown().await?;
                 return Ok(());

@@ -50,10 +50,15 @@ impl Connection {
         Ok((out, awaited))
     }
 
-    /// The connection's stream for the next request, if nothing of this one is left on it.
-    pub fn reusable(self) -> Option<Stream> {
-        let clean = self.request_done && self.stays_open && self.reader.buffer.is_empty();
-        clean.then(|| wire::join(self.reader, self.writer))
+    /// Whether nothing of its last request is left on it, so that another one can be sent.
+    pub fn is_reusable(&mut self) -> bool {
+        self.reader.rest();
+        self.request_done && self.stays_open && self.reader.buffer.is_empty()
+    }
+
+    /// Whether it is still of use after a rest.
+    pub fn is_quiet(&mut self) -> bool {
+        self.reader.is_quiet()
     }
 }
 

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::body::{Reading, Writing};
 use super::framing::{self, Ambiguous, Framing, Version};
 use super::head::{self, RawRequest};
 use super::wire::{self, HeadError, Reader, Writer};
 use crate::head::ResponseHead;
+use crate::relay::alarm::Alarm;
 use crate::relay::body::{BodyIn, BodyOut, WriteError};
 use crate::relay::hop;
 use crate::relay::stream::Stream;
@@ -26,6 +27,8 @@ const LINGER_BYTES_MAX: usize = 1024 * 1024;
 pub struct Connection {
     reader: Reader,
     writer: Writer,
+    /// Of all limits on silence here, one after the other.
+    pub alarm: Alarm,
 }
 
 /// One request, its head parsed and its body still to come.
@@ -68,14 +71,19 @@ impl NextError {
 impl Connection {
     pub fn new(stream: Stream) -> Self {
         let (reader, writer) = wire::split(stream);
-        Self { reader, writer }
+        Self { reader, writer, alarm: Alarm::default() }
     }
 
     /// The next request.
     pub async fn next(&mut self) -> Result<Incoming, NextError> {
-        match timeout(IDLE, self.reader.begins()).await {
-            Ok(Ok(true)) => {}
-            _ => return Err(NextError::Ended),
+        let begun = Instant::now();
+        let begins = tokio::select! {
+            biased;
+            begins = self.reader.begins() => begins,
+            () = self.alarm.ring(|| IDLE.saturating_sub(begun.elapsed())) => Ok(false),
+        };
+        if !matches!(begins, Ok(true)) {
+            return Err(NextError::Ended);
         }
         let bytes = match timeout(HEAD, self.reader.head()).await {
             Err(_) => return Err(NextError::Slow),
@@ -189,12 +197,16 @@ impl Reply<'_> {
             head.headers.append("Connection", Bytes::from_static(b"close"));
         }
         self.started = true;
-        self.writer.send(&head::print_response(&head)).await?;
+        let bytes = head::print_response(&head);
         if framing == Framing::None {
+            self.writer.send(&bytes).await?;
             self.finished = true;
             return Ok(BodyOut::None);
         }
-        Ok(BodyOut::H1(Writing::new(self.writer, framing, &mut self.finished)))
+        // The head goes with what is there of the body.
+        self.writer.add(&bytes).await?;
+        let writing = Writing::new(self.writer, framing, &mut self.finished);
+        Ok(BodyOut::H1(writing.gathering()))
     }
 
     /// The framing towards this client, with the fields that announce it.

@@ -1,9 +1,11 @@
 //! The two halves of an HTTP/1.1 connection, and where a head ends in its bytes.
 
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Waker};
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
 
 use crate::relay::stream::Stream;
 
@@ -12,8 +14,12 @@ use crate::relay::stream::Stream;
 pub const HEAD_BYTES_MAX: usize = 128 * 1024;
 /// Most fields of a head.
 pub const FIELDS_MAX: usize = 512;
-/// How much is read at once.
-const READ_BYTES: usize = 32 * 1024;
+/// How much is read at once: little, since most connections rest most of the time with their buffer
+/// in place, and more while all of it comes filled.
+const READ_BYTES_MIN: usize = 4 * 1024;
+const READ_BYTES_MAX: usize = 64 * 1024;
+/// What is written waits in a buffer of this size for more to go with it.
+const HELD_BYTES_MAX: usize = 8 * 1024;
 /// Empty lines passed over before a request (RFC 9112 section 2.2 asks for at least one).
 const EMPTY_LINES_MAX: usize = 2;
 
@@ -37,17 +43,21 @@ pub struct Reader {
     io: ReadHalf<Stream>,
     pub(super) buffer: BytesMut,
     ended: bool,
+    room: usize,
 }
 
 /// The writing half.
 pub struct Writer {
     io: WriteHalf<Stream>,
+    /// Written and not sent yet.
+    held: BytesMut,
 }
 
 /// Splits a connection into its halves.
 pub fn split(stream: Stream) -> (Reader, Writer) {
     let (read, write) = tokio::io::split(stream);
-    (Reader { io: read, buffer: BytesMut::new(), ended: false }, Writer { io: write })
+    let reader = Reader { io: read, buffer: BytesMut::new(), ended: false, room: READ_BYTES_MIN };
+    (reader, Writer { io: write, held: BytesMut::new() })
 }
 
 /// Puts the halves of one connection together again.
@@ -62,15 +72,41 @@ impl Reader {
         if self.ended {
             return Ok(false);
         }
-        self.buffer.reserve(READ_BYTES);
-        if self.io.read_buf(&mut self.buffer).await? == 0 {
+        self.buffer.reserve(self.room);
+        let length = self.io.read_buf(&mut self.buffer).await?;
+        if length == 0 {
             self.ended = true;
         }
+        self.room = match length {
+            _ if length >= self.room => (self.room * 2).min(READ_BYTES_MAX),
+            _ if length < self.room / 8 => READ_BYTES_MIN,
+            _ => self.room,
+        };
         Ok(!self.ended)
+    }
+
+    /// Gives up the buffer that a large body needed: the connection may rest for long now.
+    pub fn rest(&mut self) {
+        if self.buffer.is_empty() && self.room > READ_BYTES_MIN {
+            self.buffer = BytesMut::new();
+            self.room = READ_BYTES_MIN;
+        }
+    }
+
+    /// Whether a resting connection is still of use: a peer that closed, or that said something
+    /// nobody asked for, makes it useless.
+    pub fn is_quiet(&mut self) -> bool {
+        let mut byte = [0u8; 1];
+        let mut buffer = ReadBuf::new(&mut byte);
+        let mut context = Context::from_waker(Waker::noop());
+        self.buffer.is_empty()
+            && !self.ended
+            && Pin::new(&mut self.io).poll_read(&mut context, &mut buffer).is_pending()
     }
 
     /// Waits until the first byte of a message is there; false if the peer ended instead.
     pub async fn begins(&mut self) -> io::Result<bool> {
+        self.rest();
         while self.buffer.is_empty() {
             if !self.fill().await? {
                 return Ok(false);
@@ -156,17 +192,49 @@ fn head_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, HeadError> {
 impl Writer {
     /// Writes all bytes and sends them off.
     pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.io.write_all(bytes).await?;
+        if self.held.is_empty() {
+            // Not by way of our buffer: heads of requests hold credentials.
+            self.io.write_all(bytes).await?;
+            return self.io.flush().await;
+        }
+        self.add(bytes).await?;
+        self.flush().await
+    }
+
+    /// Writes without sending off yet: many small writes become one.
+    pub async fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.held.len() + bytes.len() <= HELD_BYTES_MAX {
+            self.held.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.write_held().await?;
+        if bytes.len() <= HELD_BYTES_MAX {
+            self.held.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.io.write_all(bytes).await
+    }
+
+    /// Sends off what was written. Safe to cancel.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        self.write_held().await?;
         self.io.flush().await
     }
 
-    /// Writes a first part without sending it off yet.
-    pub async fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.io.write_all(bytes).await
+    async fn write_held(&mut self) -> io::Result<()> {
+        while !self.held.is_empty() {
+            let length = self.io.write(&self.held).await?;
+            if length == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            let _ = self.held.split_to(length);
+        }
+        Ok(())
     }
 
     /// Ends our direction; the peer's may go on.
     pub async fn shutdown(&mut self) -> io::Result<()> {
+        self.write_held().await?;
         self.io.shutdown().await
     }
 }

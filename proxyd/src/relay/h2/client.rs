@@ -1,8 +1,13 @@
 //! The upstream leg of HTTP/2: one connection, many streams.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::client::SendRequest;
 use tokio::time::timeout;
 
 use super::{convert, describe};
@@ -11,12 +16,21 @@ use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
 use crate::relay::stream::Stream;
+use crate::upstream::shared::Load;
 
 /// Flow control windows: with less, one stream over a long way is slower than HTTP/1.1.
 const WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 /// How long to wait for the upstream to allow another stream.
-const TURN: Duration = Duration::from_secs(30);
+pub const TURN: Duration = Duration::from_secs(30);
+
+/// How often a connection with requests on it is probed. Servers of gRPC take more than one ping in
+/// five minutes for an attack.
+const PING: Duration = Duration::from_secs(310);
+/// How long an upstream may take to send its settings, which are the first it has to send.
+const SETTINGS: Duration = Duration::from_secs(10);
+/// How long the answer may take.
+const PONG: Duration = Duration::from_secs(30);
 
 /// Why a request could not be put on its way.
 #[derive(Debug, thiserror::Error)]
@@ -29,35 +43,88 @@ pub enum SendError {
     Full,
 }
 
-/// Opens HTTP/2 on a connection. A task carries its frames until the last user is gone.
-pub async fn open(stream: Stream) -> Result<h2::client::SendRequest<Bytes>, h2::Error> {
+/// What stands for the number of streams that the upstream allows until it has said so. No number
+/// that it may say is as large.
+pub const UNSAID: usize = u32::MAX as usize + 1;
+
+/// Opens HTTP/2 on a connection. A task carries its frames until the last user is gone, or until
+/// the upstream does not even answer a ping while requests wait for it. The first request may
+/// leave at once; the task keeps `turn` until the upstream has said how many more it takes.
+pub async fn open<T: Send + 'static>(
+    stream: Stream,
+    load: Load,
+    turn: T,
+) -> Result<SendRequest<Bytes>, h2::Error> {
     let mut builder = h2::client::Builder::new();
     builder
         .enable_push(false)
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_max_send_streams(UNSAID)
         .max_header_list_size(64 * 1024);
-    let (sender, connection) = builder.handshake(stream).await?;
+    let (sender, mut connection) = builder.handshake(stream).await?;
+    let pings = connection.ping_pong();
+    let mut turn = Some(turn);
+    let settled = Arc::new(AtomicBool::new(false));
+    let said = Arc::clone(&settled);
+    let carried = std::future::poll_fn(move |context| {
+        let polled = Pin::new(&mut connection).poll(context);
+        if connection.max_concurrent_send_streams() != UNSAID {
+            drop(turn.take());
+            said.store(true, Ordering::Release);
+        }
+        polled
+    });
     tokio::spawn(async move {
-        // Its streams see the same error; there is nobody else to tell.
-        let _ = connection.await;
+        tokio::select! {
+            // Its streams see the same error; there is nobody else to tell.
+            _ = carried => {}
+            () = unanswered(pings, &load) => {}
+            () = unsettled(&settled) => {}
+        }
+        load.ended.store(true, Ordering::Release);
     });
     Ok(sender)
 }
 
+/// Resolves when the upstream has not begun as it must (RFC 9113 section 3.4).
+async fn unsettled(settled: &AtomicBool) {
+    tokio::time::sleep(SETTINGS).await;
+    if settled.load(Ordering::Acquire) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Resolves when a ping stays unanswered while requests are on the connection.
+async fn unanswered(pings: Option<h2::PingPong>, load: &Load) {
+    let Some(mut pings) = pings else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(PING).await;
+        if load.streams.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        match timeout(PONG, pings.ping(h2::Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            // The connection has ended, and its own future says so.
+            Ok(Err(_)) => return std::future::pending().await,
+            Err(_) => return,
+        }
+    }
+}
+
 /// Sends a head; gives the way for the body and the way of the answer.
 pub async fn send(
-    sender: h2::client::SendRequest<Bytes>,
+    sender: SendRequest<Bytes>,
     head: &RequestHead,
     framing: Framing,
 ) -> Result<(BodyOut<'static>, Answer<'static>), SendError> {
     let request = convert::request(head)?;
-    let mut sender = match timeout(TURN, sender.ready()).await {
-        Ok(sender) => sender?,
-        Err(_) => return Err(SendError::Full),
-    };
+    let mut sender = sender.ready().await?;
     let ends = framing == Framing::None;
     let (response, stream) = sender.send_request(request, ends)?;
+    // Beyond the number of streams that the upstream allows the head waits here; given up in
+    // time, it was not sent at all.
+    timeout(TURN, sender.ready()).await.map_err(|_| SendError::Full)??;
     let out = if ends { BodyOut::None } else { BodyOut::H2(stream) };
     Ok((out, Answer::H2(response)))
 }

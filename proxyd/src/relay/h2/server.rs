@@ -9,11 +9,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::convert;
+use crate::entry::authority;
 use crate::head::{Fields, RequestHead};
 use crate::relay::body::BodyIn;
 use crate::relay::h1::framing::{self, Framing};
 use crate::relay::responder::Responder;
 use crate::relay::stream::Stream;
+use crate::relay::websocket;
 
 /// Streams at once on one connection; browsers and gRPC clients expect about a hundred.
 const STREAMS_MAX: u32 = 128;
@@ -27,6 +29,8 @@ pub struct Incoming {
     pub head: RequestHead,
     pub framing: Framing,
     pub body: BodyIn<'static>,
+    /// The protocol that the stream is to speak (RFC 8441), if not HTTP.
+    pub upgrade: Option<Bytes>,
     pub responder: Responder<'static>,
 }
 
@@ -42,7 +46,8 @@ where
         .max_concurrent_streams(STREAMS_MAX)
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_header_list_size(HEAD_LIST_BYTES_MAX);
+        .max_header_list_size(HEAD_LIST_BYTES_MAX)
+        .enable_connect_protocol();
     let handshake = timeout(HANDSHAKE, builder.handshake::<_, Bytes>(stream)).await;
     let Ok(connection) = handshake else { return Ok(()) };
     let mut connection = connection?;
@@ -50,48 +55,69 @@ where
     while let Some(accepted) = connection.accept().await {
         let (request, mut respond) = accepted?;
         match incoming(request, scheme) {
-            Some((head, framing, body)) => {
+            Some((head, framing, body, upgrade)) => {
                 let responder = Responder::H2 { respond, started: false };
-                requests.spawn(answer(Incoming { head, framing, body, responder }));
+                requests.spawn(answer(Incoming { head, framing, body, upgrade, responder }));
             }
             None => respond.send_reset(h2::Reason::PROTOCOL_ERROR),
         }
         while requests.try_join_next().is_some() {}
     }
+    // What is still under way sees by itself that its client is gone, and says so in its record.
+    while requests.join_next().await.is_some() {}
     Ok(())
 }
 
-fn incoming(
-    request: http::Request<h2::RecvStream>,
-    scheme: Scheme,
-) -> Option<(RequestHead, Framing, BodyIn<'static>)> {
-    let (parts, stream) = request.into_parts();
+type Parts = (RequestHead, Framing, BodyIn<'static>, Option<Bytes>);
+
+fn incoming(request: http::Request<h2::RecvStream>, scheme: Scheme) -> Option<Parts> {
+    let (mut parts, stream) = request.into_parts();
     let headers = convert::fields(&parts.headers);
-    let host = headers.first("host").map(|h| String::from_utf8_lossy(h).into_owned());
-    let authority = match (parts.uri.authority(), host) {
-        // Two names for one request: which one counts is exactly what must not be open.
-        (Some(a), Some(host)) if !a.as_str().eq_ignore_ascii_case(&host) => return None,
-        (Some(a), _) => a.as_str().to_owned(),
-        (None, host) => host?,
+    let authority = authority(&parts.uri, &headers, scheme)?;
+    let protocol = parts.extensions.remove::<h2::ext::Protocol>();
+    let upgrade = protocol.map(|protocol| Bytes::copy_from_slice(protocol.as_str().as_bytes()));
+    let body = match upgrade {
+        Some(_) => BodyIn::Waiting(Some(stream)),
+        None => BodyIn::h2(stream),
     };
-    let body = BodyIn::h2(stream);
     let framing = match (&body, framing::content_length(&headers).ok()?) {
-        (BodyIn::Empty, _) => Framing::None,
+        (BodyIn::Empty | BodyIn::Waiting(_), _) => Framing::None,
         (_, Some(length)) => Framing::Length(length),
         (_, None) => Framing::Chunked,
     };
-    let head = RequestHead {
-        method: Bytes::copy_from_slice(parts.method.as_str().as_bytes()),
-        target: target(&parts.method, &parts.uri)?,
+    let method = if upgrade.is_some() { http::Method::GET } else { parts.method };
+    let mut head = RequestHead {
+        target: target(&method, &parts.uri)?,
+        method: Bytes::copy_from_slice(method.as_str().as_bytes()),
         scheme,
         authority,
         headers: without_host(headers),
     };
-    Some((head, framing, body))
+    if upgrade.is_some() {
+        // The handshake of HTTP/1.1 is ours to make and to check.
+        let key = websocket::random_key()?;
+        head.headers.set("Sec-WebSocket-Key", key);
+    }
+    Some((head, framing, body, upgrade))
+}
+
+/// The one authority of a request. Two names for it are none: which one counts is exactly what
+/// must not be open.
+fn authority(uri: &http::Uri, headers: &Fields, scheme: Scheme) -> Option<String> {
+    let mut hosts = headers.all("host").map(|host| String::from_utf8_lossy(host).into_owned());
+    let authority = match uri.authority() {
+        Some(authority) => authority.as_str().to_owned(),
+        None => hosts.next()?,
+    };
+    hosts.all(|host| authority::agree(&authority, &host, scheme)).then_some(authority)
 }
 
 fn target(method: &http::Method, uri: &http::Uri) -> Option<Bytes> {
-    let target = uri.path_and_query()?.as_str();
+    let Some(target) = uri.path_and_query() else {
+        // A plain CONNECT names a host and no path; policy has an answer for that method.
+        return (method == http::Method::CONNECT).then(|| Bytes::from_static(b"/"));
+    };
+    let target = target.as_str();
     if target == "*" && method != http::Method::OPTIONS {
         return None;
     }
