@@ -1,14 +1,19 @@
 //! A network namespace of a test's own, in which it may give the host addresses (rtnetlink(7)).
+//!
+//! Namespaces are left and entered by a process with one thread only, so tests that need one bring
+//! their own `main` (`harness = false`), which runs each in a process of its own.
 
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
-use std::future::Future;
 use std::net::IpAddr;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
+use nix::sched::{CloneFlags, unshare};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-const INSIDE: &str = "CLEANHANDS_TEST_NETWORK";
+/// The argument in front of the name of a test to run in this process.
+const INSIDE: &str = "--in-a-network-of-its-own";
 const LOOPBACK: u32 = 1;
 
 /// What becomes of an address.
@@ -18,24 +23,52 @@ pub enum Change {
     Remove,
 }
 
-/// Runs a test, of that name, in a network that has loopback and nothing else: this program is
-/// started again inside of one.
-pub fn in_one_of_our_own(test: &str, body: impl Future<Output = ()>) {
-    if std::env::var_os(INSIDE).is_some() {
-        loopback_up();
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        return runtime.block_on(body);
+/// The `main` of such tests. Says what the usual one says; an argument that is no flag picks the
+/// tests whose names hold it.
+pub fn main(tests: &[(&str, fn())]) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, name] = &arguments[..]
+        && flag == INSIDE
+    {
+        enter();
+        let (_, test) = tests.iter().find(|(known, _)| known == name).unwrap();
+        test();
+        return ExitCode::SUCCESS;
     }
-    let output = Command::new("unshare")
-        .args(["--user", "--map-root-user", "--net", "--"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .output()
-        .unwrap();
-    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && shown.contains("1 passed"), "{shown}\n{errors}");
+    let picks: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+    let picked = |name: &str| picks.is_empty() || picks.iter().any(|pick| name.contains(*pick));
+    let (mut passed, mut failed, mut left_out) = (0, 0, 0);
+    for (name, _) in tests {
+        if !picked(name) {
+            left_out += 1;
+            continue;
+        }
+        let program = std::env::current_exe().unwrap();
+        let output = Command::new(program).args([INSIDE, name]).output().unwrap();
+        if output.status.success() {
+            passed += 1;
+            println!("test {name} ... ok");
+        } else {
+            failed += 1;
+            println!("test {name} ... FAILED\n{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    let word = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {word}. {passed} passed; {failed} failed; 0 ignored; 0 measured; \
+         {left_out} filtered out\n"
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Leaves for a network that has loopback and nothing else, as its administrator.
+fn enter() {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).unwrap();
+    std::fs::write("/proc/self/setgroups", "deny").unwrap();
+    std::fs::write("/proc/self/uid_map", format!("0 {uid} 1")).unwrap();
+    std::fs::write("/proc/self/gid_map", format!("0 {gid} 1")).unwrap();
+    loopback_up();
 }
 
 fn loopback_up() {
