@@ -90,12 +90,13 @@ pub fn cover_java(plan: &SandboxPlan) -> Result<()> {
             stores.extend(JAVA_OWN_STORES.iter().map(|own| home.join(own)));
         }
     }
-    // Most are links to the same file, and what is covered twice costs two mounts.
-    let mut targets: Vec<PathBuf> =
-        stores.iter().filter_map(|path| path.canonicalize().ok()).collect();
+    // Most are not there. Of the rest most are links to the same file, and what is covered twice
+    // costs two mounts.
+    let there = stores.iter().filter(|path| path.is_file());
+    let mut targets: Vec<PathBuf> = there.filter_map(|path| path.canonicalize().ok()).collect();
     targets.sort();
     targets.dedup();
-    for target in targets.iter().filter(|target| target.is_file()) {
+    for target in &targets {
         cover(Path::new(KEY_STORE), target, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)?;
     }
     Ok(())
