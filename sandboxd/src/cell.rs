@@ -13,7 +13,7 @@ use ipc::sandbox::Layer;
 use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 
-use crate::plan::{Limits, Mount};
+use crate::plan::Mount;
 use crate::zygote::OwnId;
 use crate::zygote::cgroup::oom_kills;
 use crate::zygote::memory;
@@ -73,8 +73,6 @@ pub struct CellCommand {
     pub env: Vec<(String, String)>,
     /// Absolute, as the sandbox sees it.
     pub cwd: String,
-    /// Other than the plan's.
-    pub limits: Option<Limits>,
 }
 
 /// Why a cell did not do what was asked.
@@ -244,7 +242,6 @@ impl Cell {
             argv: command.argv.clone(),
             env: command.env.clone(),
             cwd: command.cwd.clone(),
-            limits: command.limits,
         };
         let text = serde_json::to_vec(&program).map_err(std::io::Error::from)?;
         let body = memory::holding(&text)?;

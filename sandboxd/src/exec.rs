@@ -23,8 +23,9 @@ use crate::plan::WORKSPACE;
 use crate::sandbox::{Sandbox, Wanted};
 use crate::workspace::{Workspace, Workspaces};
 
-/// Commands and registrations at once; more wait in the backlog.
-const CONNECTIONS_MAX: usize = 256;
+/// Registrations at once, and clients that are yet to be refused, beside one command for each
+/// sandbox that may live; more wait in the backlog.
+const CONNECTIONS_BESIDE: usize = 256;
 /// A client says what it wants within this time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -39,7 +40,7 @@ struct Asked {
 
 /// Serves clients until `shutdown`.
 pub async fn serve(listener: ChannelListener, service: Arc<Service>, shutdown: CancellationToken) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(service.sandboxes.living_max() + CONNECTIONS_BESIDE));
     loop {
         let permit = tokio::select! {
             () = shutdown.cancelled() => return,
@@ -175,7 +176,7 @@ async fn run(channel: &Channel, sandbox: &Sandbox, asked: Asked) -> Result<Optio
     env.retain(|(name, _)| !asked.env.iter().any(|(asked, _)| asked == name));
     env.extend(asked.env);
     let program = asked.argv[0].clone();
-    let command = CellCommand { argv: asked.argv, env, cwd: WORKSPACE.to_owned(), limits: None };
+    let command = CellCommand { argv: asked.argv, env, cwd: WORKSPACE.to_owned() };
     let fds: Vec<_> = asked.stdio.iter().map(AsFd::as_fd).collect();
     let running =
         sandbox.cell.spawn(&command, &fds).await.map_err(|error| not_started(&program, &error))?;

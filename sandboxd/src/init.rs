@@ -7,20 +7,21 @@
 //!  3. Take what the plan shows of the host, and the certificates that its root trusts, while this
 //!     process still owns what sandboxd owns.
 //!  4. Become the cell's own user, keeping the capabilities, which count in the cell only.
-//!  5. Die with the zygote.
+//!  5. Die with the zygote; be nobody's to trace.
 //!  6. Name the host.
 //!  7. Loopback, every address local, TPROXY, the egress sockets, which are handed out at once.
-//!  8. Build the root and enter it.
-//!  9. Make the bundle of trusted certificates; close what `/proc` says of the host; make the root
-//!     read-only.
-//! 10. Hold nothing of the host any more but its tree; be nobody's to trace.
-//! 11. Say so, with the root's own bundle.
+//!  8. Fork those who wait for the first command.
+//!  9. Build the root and enter it.
+//! 10. Make the bundle of trusted certificates; no further namespaces, for anybody in this one, but
+//!     a mount's; close what `/proc` says of the host; make the root read-only.
+//! 11. Hold nothing of the host any more but its tree. Prepare the rules of what commands may write.
+//! 12. Say so, with the root's own bundle.
 //!
 //! So far a cell is half made, and may wait for its session (`crate::pool`). Then [`complete`]:
 //!
-//! 12. Show the workspace, drop the host's tree.
-//! 13. No further namespaces, for anybody in this one.
-//! 14. Prepare what confines commands. Nothing runs before that.
+//! 13. Show the workspace, drop the host's tree.
+//! 14. No further mount namespaces.
+//! 15. Complete the rules. Nothing runs before that.
 //!
 //! A step that fails ends the cell, with its name and the reason sent first. PID 1 keeps its
 //! capabilities, which hold inside the cell alone: it needs them to confine commands. It reads
@@ -32,9 +33,12 @@ mod netlink;
 mod network;
 mod nftables;
 mod root;
+mod spare;
 mod tree;
 mod trust;
 
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -42,10 +46,12 @@ use ipc::sandbox::Layer;
 use rustix::process::{DumpableBehavior, Gid, Signal, Uid};
 
 use self::command::Body;
-use self::confine::{Broken, Confinement};
+use self::confine::{Broken, Confinement, Restraints};
 use self::network::{Egress, Ports};
+use self::spare::Spare;
 use self::trust::Trust;
 use crate::plan::{INSIDE_ID, Mount, SandboxPlan};
+use crate::sys::landlock::{LandlockError, Rules};
 use crate::sys::process::{fork, ignore_children};
 use crate::sys::seccomp::Filter;
 use crate::trust::BUNDLE_BYTES_MAX;
@@ -61,7 +67,7 @@ const CA_BYTES_MAX: usize = ipc::fd::MESSAGE_BYTES_MAX;
 /// oom_score_adj of everything in a cell; the daemons have 0 or less.
 const OOM_SCORE: &str = "300";
 /// Written into each of these so that no namespace of the kind can be made below this cell.
-const NAMESPACE_KINDS: &[&str] = &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
+const NAMESPACE_KINDS: &[&str] = &["user", "pid", "net", "ipc", "uts", "cgroup", "time"];
 
 /// What the zygote leaves to the first process of a cell.
 pub struct Start {
@@ -97,17 +103,19 @@ impl Start {
 
 /// A cell that lacks its workspace.
 struct Half {
-    plan: SandboxPlan,
     host: root::Host,
-    filter: Filter,
-    memory_by_group: bool,
+    restraints: Restraints,
+    rules: Rules,
+    spare: Spare,
+    /// The limit of mount namespaces, which each detached mount counts as.
+    mounts: File,
 }
 
 /// How far a cell is.
 enum State {
     Half(Box<Half>),
-    /// Commands can run.
-    Whole(Box<Confinement>),
+    /// Commands can run; the first by those who wait.
+    Whole(Box<Confinement>, Option<Spare>),
 }
 
 /// Runs PID 1 of a cell; returns its exit status.
@@ -146,6 +154,8 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     change_user(start.uid.is_some())?;
     // 5.
     die_with(start.zygote.as_fd())?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(kernel("undumpable"))?;
     // 6.
     rustix::system::sethostname(plan.hostname.as_bytes()).map_err(kernel("host name"))?;
     // 7.
@@ -153,53 +163,63 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     let egress = network::egress(&plan.ports).map_err(Broken::at("egress sockets"))?;
     let ports = hand_out(&start.socket, egress)?;
     // 8.
-    let private = root::build(&plan, sources, &mut host).map_err(Broken::at("root"))?;
+    let Start { limits, filter, memory_by_group, uid, socket, .. } = start;
+    let restraints = Restraints { limits: plan.limits, memory_by_group, filter };
+    let spare = Spare::make(&restraints)?;
     // 9.
+    let private = root::build(&plan, sources, &mut host).map_err(Broken::at("root"))?;
+    // 10.
     let bundle = certificates.as_ref().map(trust::Original::again).transpose();
     let bundle = bundle.map_err(Broken::at("certificates"))?;
     let trust = trust::prepare(&private, certificates).map_err(Broken::at("certificates"))?;
     trust::cover_java(&plan).map_err(Broken::at("certificates of Java"))?;
+    let mounts = limit_namespaces().map_err(Broken::at("namespace limits"))?;
     root::close_proc().map_err(Broken::at("/proc"))?;
     root::seal().map_err(Broken::at("read-only root"))?;
-    // 10. Descriptors of the zygote's were closed by their owners or when it cloned; 0, 1 and 2
+    // 11. Descriptors of the zygote's were closed by their owners or when it cloned; 0, 1 and 2
     //     are the daemon's.
     silence().map_err(kernel("descriptors"))?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(kernel("undumpable"))?;
     ignore_children();
-    // 11.
-    let layers = layers(start.uid, &ports, &start.filter, &start.limits);
-    let (attached, filter, memory_by_group) = (&bundle, start.filter, start.memory_by_group);
-    let attached: Vec<_> = attached.iter().map(AsFd::as_fd).collect();
-    send(&start.socket, &Progress::Ready { bundle: bundle.is_some(), layers }, &attached)?;
-    Ok((Half { plan, host, filter, memory_by_group }, trust))
+    let rules = confine::rules(&plan).map_err(landlocked)?;
+    // 12.
+    let layers = layers(uid, &ports, &restraints.filter, &limits);
+    let attached: Vec<_> = bundle.iter().map(AsFd::as_fd).collect();
+    send(&socket, &Progress::Ready { bundle: bundle.is_some(), layers }, &attached)?;
+    Ok((Half { host, restraints, rules, spare, mounts }, trust))
 }
 
 /// Makes a half-made cell whole.
 fn complete(
     half: Half,
-    workspace: Option<Mount>,
+    workspace: Option<&Mount>,
     given: Option<OwnedFd>,
-) -> Result<Confinement, Broken> {
-    let Half { mut plan, host, filter, memory_by_group } = half;
-    // 12.
-    root::enter(host, workspace.as_ref(), given).map_err(Broken::at("take mounts"))?;
-    // 13. A second lock beside seccomp; the files are the new /proc's, for this namespace.
+) -> Result<State, Broken> {
+    let Half { host, restraints, rules, spare, mut mounts } = half;
+    // 13.
+    root::enter(host, workspace, given).map_err(Broken::at("take mounts"))?;
+    // 14.
+    mounts.write_all(b"0").map_err(Broken::at("namespace limits"))?;
+    // 15.
+    let confinement = Confinement::complete(restraints, rules, workspace.is_some());
+    Ok(State::Whole(Box::new(confinement.map_err(landlocked)?), Some(spare)))
+}
+
+fn landlocked(error: LandlockError) -> Broken {
+    Broken { step: "landlock", errno: None, text: error.to_string() }
+}
+
+/// Forbids namespaces, a second lock beside seccomp; the files are the new `/proc`'s, for this
+/// namespace. Returns the limit that is still to be set.
+fn limit_namespaces() -> std::io::Result<File> {
+    let path = |kind: &str| format!("/proc/sys/user/max_{kind}_namespaces");
     for kind in NAMESPACE_KINDS {
-        match std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0") {
+        match std::fs::write(path(kind), "0") {
             // A kind that this kernel does not have.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            other => other.map_err(Broken::at("namespace limits"))?,
+            other => other?,
         }
     }
-    root::close_sys().map_err(Broken::at("/proc"))?;
-    // 14.
-    plan.mounts.extend(workspace);
-    Confinement::prepare(&plan, filter, memory_by_group).map_err(|error| Broken {
-        step: "landlock",
-        errno: None,
-        text: error.to_string(),
-    })
+    File::options().write(true).open(path("mnt"))
 }
 
 /// Has this process end with another. Set after the last change of user, which clears it; then it
@@ -333,14 +353,13 @@ fn serve(socket: &OwnedFd, half: Half, trust: &Trust) -> i32 {
         let answer = fds.remove(0);
         let order = match (order, state) {
             (Order::Enter { workspace }, State::Half(half)) => {
-                let outcome = complete(*half, workspace, fds.pop());
-                let (report, entered) = match outcome {
-                    Ok(confinement) => (Report::Entered, Some(confinement)),
+                let (report, entered) = match complete(*half, workspace.as_ref(), fds.pop()) {
+                    Ok(whole) => (Report::Entered, Some(whole)),
                     Err(broken) => (Report::Failed(failure(broken)), None),
                 };
                 let _ = ipc::fd::send(&answer, &report, &[]);
-                let Some(confinement) = entered else { return 1 };
-                state = State::Whole(Box::new(confinement));
+                let Some(whole) = entered else { return 1 };
+                state = whole;
                 continue;
             }
             (order, before) => {
@@ -348,20 +367,7 @@ fn serve(socket: &OwnedFd, half: Half, trust: &Trust) -> i32 {
                 order
             }
         };
-        let confinement = match &state {
-            State::Whole(confinement) => Ok(confinement),
-            State::Half(_) => Err(std::io::Error::other("the cell has no workspace yet")),
-        };
-        let outcome = match order {
-            Order::Trust => add(trust, &fds).map(|()| Some(Report::Trusted)),
-            Order::Enter { .. } => Err(std::io::Error::other("the cell was entered already")),
-            Order::Run => confinement.and_then(|confinement| {
-                program(&mut fds).and_then(|body| start(&answer, body, fds, confinement))
-            }),
-            Order::Call => confinement.and_then(|confinement| call(&answer, fds, confinement)),
-            Order::Rehearse => confinement
-                .and_then(|confinement| start(&answer, Body::Rehearsal, Vec::new(), confinement)),
-        };
+        let outcome = obey(order, &answer, fds, &mut state, trust);
         let report = outcome.unwrap_or_else(|error| {
             let errno = root::errno_of(&error);
             let step = "order".to_owned();
@@ -371,6 +377,35 @@ fn serve(socket: &OwnedFd, half: Half, trust: &Trust) -> i32 {
             // Whoever asked no longer waits.
             let _ = ipc::fd::send(&answer, &report, &[]);
         }
+    }
+}
+
+/// Does one thing; what there is to report at once.
+fn obey(
+    order: Order,
+    answer: &OwnedFd,
+    mut fds: Vec<OwnedFd>,
+    state: &mut State,
+    trust: &Trust,
+) -> std::io::Result<Option<Report>> {
+    let whole = match state {
+        State::Whole(confinement, spare) => Ok((&*confinement, spare)),
+        State::Half(_) => Err(std::io::Error::other("the cell has no workspace yet")),
+    };
+    match order {
+        Order::Trust => add(trust, &fds).map(|()| Some(Report::Trusted)),
+        Order::Enter { .. } => Err(std::io::Error::other("the cell was entered already")),
+        Order::Run => {
+            let (confinement, spare) = whole?;
+            let waiting = spare.take();
+            if waiting.is_some_and(|spare| spare.run(answer, confinement.domain(), &fds).is_ok()) {
+                return Ok(None);
+            }
+            let body = program(&mut fds)?;
+            start(answer, body, fds, confinement)
+        }
+        Order::Call => call(answer, fds, whole?.0),
+        Order::Rehearse => start(answer, Body::Rehearsal, Vec::new(), whole?.0),
     }
 }
 

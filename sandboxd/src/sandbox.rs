@@ -118,6 +118,7 @@ pub struct Sandboxes {
     key_stores: KeyStores,
     lease_socket: PathBuf,
     pool: Pool,
+    living_max: usize,
     /// One permit for each sandbox that may live.
     room: Arc<Semaphore>,
     slots: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Slot>>>>,
@@ -146,6 +147,7 @@ impl Sandboxes {
             workspaces,
             key_stores,
             lease_socket,
+            living_max,
             room: Arc::new(Semaphore::new(living_max)),
             slots: Mutex::default(),
             living: Mutex::default(),
@@ -211,6 +213,11 @@ impl Sandboxes {
             sandbox.removed.cancel();
         });
         in_use.ok_or_else(|| Fault::new(Code::Internal, "a new sandbox takes no call"))
+    }
+
+    /// How many may live at once.
+    pub fn living_max(&self) -> usize {
+        self.living_max
     }
 
     /// How many half-made sandboxes wait for a session.

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use rustix::process::{PidfdFlags, Signal};
 
 use self::cgroup::Groups;
+use self::ids::Mappings;
 use self::message::{Failure, Make, Progress, Request};
 use self::owners::Owners;
 use crate::init;
@@ -40,6 +41,7 @@ struct Means {
     filter: Filter,
     groups: Groups,
     owners: Owners,
+    mappings: Mappings,
     /// Cells made so far.
     made: u64,
 }
@@ -83,6 +85,7 @@ fn means() -> rustix::io::Result<Means> {
         filter: Filter::new(),
         groups: cgroup::find(),
         owners: Owners::detect(),
+        mappings: Mappings::default(),
         made: 0,
     })
 }
@@ -111,13 +114,13 @@ fn serve(means: &mut Means) {
 }
 
 fn take(
-    means: &Means,
+    means: &mut Means,
     mount: Mount,
     uid: u32,
     range: (u32, u32),
     answer: &OwnedFd,
 ) -> Result<(), Failure> {
-    let taken = means.owners.prepare(&[mount], uid, Some(range))?;
+    let taken = means.owners.prepare(&[mount], uid, Some(range), &mut means.mappings)?;
     let trees: Vec<_> = taken.iter().map(|(_, tree)| tree.as_fd()).collect();
     // Whoever asked is gone, and the mount with it.
     let _ = ipc::fd::send(answer, &Progress::Taken, &trees);
@@ -126,7 +129,10 @@ fn take(
 
 fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let given = match make.uid {
-        Some(uid) => means.owners.prepare(&make.plan.mounts, uid, make.range)?,
+        Some(uid) => {
+            let mounts = &make.plan.mounts;
+            means.owners.prepare(mounts, uid, make.range, &mut means.mappings)?
+        }
         None => Vec::new(),
     };
     let kernel = |step: &'static str| {
@@ -164,6 +170,9 @@ fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failur
     fds.extend(group.as_ref().map(|group| group.events.as_fd()));
     if ipc::fd::send(cell, &progress, &fds).is_ok() {
         rustix::io::write(&tell, b"+").map_err(kernel("pipe"))?;
+    }
+    if let (Some(uid), Owners::Mapped) = (make.uid, means.owners) {
+        means.mappings.prepare(uid);
     }
     Ok(())
 }

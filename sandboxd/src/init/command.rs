@@ -11,11 +11,13 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ipc::fd::MessageError;
+use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use super::confine::{Broken, Confinement};
+use super::failure;
 use super::tree::sweep;
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
@@ -55,13 +57,30 @@ fn supervise(
     fds: Vec<OwnedFd>,
     confinement: &Confinement,
 ) -> Result<(), Broken> {
+    let (events, reader, writer) = prepare_guard()?;
+    let main = fork(|| become_body(body, fds, writer, confinement)).map_err(Broken::at("fork"))?;
+    // `fds` and `writer` moved into the closure, which this process has dropped: the pipe ends
+    // when the child executes, and the command's output ends when the command's processes do.
+    follow(socket, events.as_fd(), reader, main)
+}
+
+/// What a guard needs before it forks: how it hears of children, and the pipe that a child tells it
+/// by why it could not become its program.
+pub(super) fn prepare_guard() -> Result<(SignalFd, OwnedFd, OwnedFd), Broken> {
     let io = |e: rustix::io::Errno| Broken::at("guard")(e.into());
     let events = child_events().map_err(Broken::at("guard"))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io)?;
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io)?;
-    let main = fork(|| become_body(body, fds, writer, confinement)).map_err(Broken::at("fork"))?;
-    // `fds` and `writer` moved into the closure, which this process has dropped: the pipe ends
-    // when the child executes, and the command's output ends when the command's processes do.
+    Ok((events, reader, writer))
+}
+
+/// Says that the program runs, or why not, and watches over it from then on.
+pub(super) fn follow(
+    socket: &OwnedFd,
+    events: std::os::fd::BorrowedFd<'_>,
+    reader: OwnedFd,
+    main: Pid,
+) -> Result<(), Broken> {
     let mut told = Vec::new();
     let mut reader = std::fs::File::from(reader).take(FAILURE_BYTES_MAX);
     reader.read_to_end(&mut told).map_err(Broken::at("guard"))?;
@@ -70,10 +89,10 @@ fn supervise(
         Err(_) => Report::Started,
     };
     if ipc::fd::send(socket, &report, &[]).is_err() || matches!(report, Report::Failed(_)) {
-        let _ = sweep(events.as_fd(), |_| {});
+        let _ = sweep(events, |_| {});
         return Ok(());
     }
-    watch(socket, events.as_fd(), main)
+    watch(socket, events, main)
 }
 
 /// Serves the command's socket until sandboxd closes it.
@@ -152,25 +171,13 @@ fn exited(ended: &Ended) -> Report {
     }
 }
 
-fn failure(broken: Broken) -> Failure {
-    Failure { step: broken.step.to_owned(), errno: broken.errno, text: broken.text }
-}
-
 /// The child: confines itself and becomes what it is to be. Returns only when there is no program
 /// to become, or when it failed and said so.
 fn become_body(body: Body, fds: Vec<OwnedFd>, writer: OwnedFd, confinement: &Confinement) -> i32 {
     let mut way = Way::Open(writer);
     match confined(body, fds, &mut way, confinement) {
         Ok(status) => status,
-        Err(broken) => {
-            let text = serde_json::to_vec(&failure(broken)).unwrap_or_default();
-            let _ = match &way {
-                Way::Open(writer) => rustix::io::write(writer, &text),
-                Way::Placed(writer) => rustix::io::write(&**writer, &text),
-                Way::Closed => Ok(0),
-            };
-            NOT_BECOME
-        }
+        Err(broken) => way.tell(broken),
     }
 }
 
@@ -178,11 +185,51 @@ fn become_body(body: Body, fds: Vec<OwnedFd>, writer: OwnedFd, confinement: &Con
 const NOT_BECOME: i32 = 125;
 
 /// The child's way to tell its guard of a failure.
-enum Way {
+pub(super) enum Way {
     Open(OwnedFd),
     /// Behind the command's own descriptors.
     Placed(std::mem::ManuallyDrop<OwnedFd>),
     Closed,
+}
+
+impl Way {
+    /// Tells why the child is not its program; returns its exit status.
+    pub(super) fn tell(&self, broken: Broken) -> i32 {
+        let text = serde_json::to_vec(&failure(broken)).unwrap_or_default();
+        let _ = match self {
+            Self::Open(writer) => rustix::io::write(writer, &text),
+            Self::Placed(writer) => rustix::io::write(&**writer, &text),
+            Self::Closed => Ok(0),
+        };
+        NOT_BECOME
+    }
+
+    /// Puts the command's descriptors in their places, with this behind them.
+    pub(super) fn place(&mut self, fds: Vec<OwnedFd>) -> Result<(), Broken> {
+        if let Self::Open(writer) = &*self {
+            let placed = place(fds, writer).map_err(Broken::at("descriptors"))?;
+            // The number that the old owner knows is closed or somebody else's.
+            std::mem::forget(std::mem::replace(self, Self::Placed(placed)));
+        }
+        Ok(())
+    }
+}
+
+/// Begins the life of a command's process, whatever it becomes.
+pub(super) fn begin_child() -> Result<(), Broken> {
+    rustix::process::setsid().map_err(|e| Broken::at("session")(e.into()))?;
+    default_signals();
+    Ok(())
+}
+
+/// Fills up a command's descriptors to the standard three.
+pub(super) fn fill_up(fds: &mut Vec<OwnedFd>) -> Result<(), Broken> {
+    while fds.len() < 3 {
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty());
+        fds.push(null.map_err(|e| Broken::at("descriptors")(e.into()))?);
+    }
+    Ok(())
 }
 
 fn confined(
@@ -191,26 +238,16 @@ fn confined(
     way: &mut Way,
     confinement: &Confinement,
 ) -> Result<i32, Broken> {
-    rustix::process::setsid().map_err(|e| Broken::at("session")(e.into()))?;
-    default_signals();
-    let (limits, cwd, subject) = match &body {
-        Body::Program(program) => (program.limits, program.cwd.clone(), Subject::Command),
-        Body::Files => (None, "/".to_owned(), Subject::FileTools),
-        Body::Rehearsal => (None, "/".to_owned(), Subject::Command),
+    begin_child()?;
+    let (cwd, subject) = match &body {
+        Body::Program(program) => (program.cwd.clone(), Subject::Command),
+        Body::Files => ("/".to_owned(), Subject::FileTools),
+        Body::Rehearsal => ("/".to_owned(), Subject::Command),
     };
-    while fds.len() < 3 {
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty());
-        fds.push(null.map_err(|e| Broken::at("descriptors")(e.into()))?);
-    }
-    confinement.apply(limits, subject, || {
+    fill_up(&mut fds)?;
+    confinement.apply(subject, || {
         rustix::process::chdir(&*cwd).map_err(|e| Broken::at("chdir")(e.into()))?;
-        if let Way::Open(writer) = &*way {
-            let placed = place(fds, writer).map_err(Broken::at("descriptors"))?;
-            // The number that the old owner knows is closed or somebody else's.
-            std::mem::forget(std::mem::replace(way, Way::Placed(placed)));
-        }
-        Ok(())
+        way.place(fds)
     })?;
     if let Body::Program(program) = body {
         return Err(run(&program));
@@ -224,7 +261,7 @@ fn confined(
 
 /// Executes the program; a name without a slash is looked for in the command's own `PATH`, and
 /// the most telling error is returned, as execvp(3) has it.
-fn run(program: &Program) -> Broken {
+pub(super) fn run(program: &Program) -> Broken {
     let strings = |texts: &mut dyn Iterator<Item = String>| -> Option<Vec<CString>> {
         texts.map(|text| CString::new(text).ok()).collect()
     };

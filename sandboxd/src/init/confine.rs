@@ -1,22 +1,28 @@
 //! What is put on every command before its first instruction, in an order that cannot be turned
 //! round: each step takes away what an earlier one needed.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::plan::{HOME, Limits, SandboxPlan};
-use crate::sys::landlock::{self, Domain, LandlockError, Rights};
+use crate::plan::{HOME, Limits, Mount, SandboxPlan, WORKSPACE};
+use crate::sys::landlock::{self, Domain, LandlockError, Rights, Rules};
 use crate::sys::seccomp::{Filter, Subject};
+
+/// What confines every command of a cell, but for the rules of where it may write.
+#[derive(Clone)]
+pub struct Restraints {
+    pub limits: Limits,
+    /// Memory is limited for the sandbox as a whole, so not for each process.
+    pub memory_by_group: bool,
+    pub filter: Filter,
+}
 
 /// Prepared once for a cell, applied to each command.
 pub struct Confinement {
-    pub limits: Limits,
-    /// Memory is limited for the sandbox as a whole, so not for each process.
-    memory_by_group: bool,
+    restraints: Restraints,
     domain: Domain,
-    filter: Filter,
 }
 
 /// A step that failed, and why.
@@ -33,38 +39,27 @@ impl Broken {
     }
 }
 
-impl Confinement {
-    /// Opens what the rules name, in the cell's own tree.
-    pub fn prepare(
-        plan: &SandboxPlan,
-        filter: Filter,
-        memory_by_group: bool,
-    ) -> Result<Self, LandlockError> {
-        let mut write: Vec<&Path> = ["/tmp", "/dev/shm", HOME].into_iter().map(Path::new).collect();
-        let writable = plan.mounts.iter().filter(|mount| !mount.read_only);
-        let targets: Vec<PathBuf> = writable.map(|mount| mount.target.clone()).collect();
-        write.extend(targets.iter().map(PathBuf::as_path));
-        let rights = Rights {
-            read: vec![Path::new("/")],
-            write,
-            devices: vec![Path::new("/dev")],
-            update: vec![Path::new("/proc")],
-            signals: false,
-        };
-        let domain = landlock::domain(plan.landlock_floor, &rights)?;
-        Ok(Self { limits: plan.limits, memory_by_group, domain, filter })
-    }
+/// The rules of the cell's own tree; it has no workspace yet.
+pub fn rules(plan: &SandboxPlan) -> Result<Rules, LandlockError> {
+    let mut write: Vec<&Path> = ["/tmp", "/dev/shm", HOME].into_iter().map(Path::new).collect();
+    // What lies in the workspace is not there yet, and allowed with it.
+    let elsewhere = |mount: &&Mount| !mount.read_only && !mount.target.starts_with(WORKSPACE);
+    write.extend(plan.mounts.iter().filter(elsewhere).map(|mount| &*mount.target));
+    let rights = Rights {
+        read: vec![Path::new("/")],
+        write,
+        devices: vec![Path::new("/dev")],
+        update: vec![Path::new("/proc")],
+        signals: false,
+    };
+    landlock::rules(plan.landlock_floor, &rights)
+}
 
-    /// Confines the calling process. What must be done between the steps is done by `between`, when
-    /// no capability is left and system calls are not filtered yet.
-    pub fn apply(
-        &self,
-        limits: Option<Limits>,
-        subject: Subject,
-        between: impl FnOnce() -> Result<(), Broken>,
-    ) -> Result<(), Broken> {
+impl Restraints {
+    /// Confines the calling process but for Landlock, in an order that cannot be turned round.
+    pub fn apply(&self) -> Result<(), Broken> {
         // 1. Limits: raising one again needs a capability.
-        let mut limits = limits.unwrap_or(self.limits);
+        let mut limits = self.limits;
         if self.memory_by_group {
             limits.memory_bytes = u64::MAX;
         }
@@ -74,15 +69,7 @@ impl Confinement {
         // 3. No program gives more than its caller has; Landlock and seccomp ask for this.
         rustix::thread::set_no_new_privs(true)
             .map_err(|e| Broken::at("no-new-privileges")(e.into()))?;
-        // 4. Landlock.
-        let landlock = |error: LandlockError| Broken {
-            step: "landlock",
-            errno: None,
-            text: error.to_string(),
-        };
-        let domain = self.domain.again().map_err(Broken::at("landlock"))?;
-        domain.enter().map_err(landlock)?;
-        // 5. No capability at all, in any set.
+        // 4. No capability at all, in any set.
         let none = CapabilitySets {
             effective: CapabilitySet::empty(),
             permitted: CapabilitySet::empty(),
@@ -90,11 +77,42 @@ impl Confinement {
         };
         rustix::thread::clear_ambient_capability_set()
             .and_then(|()| rustix::thread::set_capabilities(None, none))
-            .map_err(|e| Broken::at("capabilities")(e.into()))?;
-        // 6. The caller's own.
-        between()?;
-        // 7. System calls.
+            .map_err(|e| Broken::at("capabilities")(e.into()))
+    }
+
+    /// The last step: system calls.
+    pub fn filter(&self, subject: Subject) -> Result<(), Broken> {
         self.filter.load(subject).map_err(Broken::at("seccomp"))
+    }
+}
+
+impl Confinement {
+    /// The workspace is there now, if there is one.
+    pub fn complete(
+        restraints: Restraints,
+        rules: Rules,
+        workspace: bool,
+    ) -> Result<Self, LandlockError> {
+        let rules = if workspace { rules.add_writable(Path::new(WORKSPACE))? } else { rules };
+        Ok(Self { restraints, domain: rules.done()? })
+    }
+
+    /// Confines the calling process. What must be done between the steps is done by `between`, when
+    /// no capability is left and system calls are not filtered yet.
+    pub fn apply(
+        &self,
+        subject: Subject,
+        between: impl FnOnce() -> Result<(), Broken>,
+    ) -> Result<(), Broken> {
+        self.restraints.apply()?;
+        self.domain.enter().map_err(Broken::at("landlock"))?;
+        between()?;
+        self.restraints.filter(subject)
+    }
+
+    /// For a process that was confined by the restraints before this was known.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
     }
 }
 

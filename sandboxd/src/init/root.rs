@@ -518,11 +518,7 @@ pub fn close_proc() -> Result<()> {
             cover(Path::new("/dev/null"), &target, READ_ONLY | NO_SUID | NO_EXEC)?;
         }
     }
-    Ok(())
-}
-
-/// The kernel's settings can be read, and no more be written by anybody.
-pub fn close_sys() -> Result<()> {
+    // The kernel's settings can be read.
     let sys = Path::new("/proc/sys");
     cover(sys, sys, READ_ONLY | NO_SUID | NO_DEV | NO_EXEC)
 }

@@ -4,11 +4,12 @@
 //! requirement: what cannot be enforced is an error, never less. No TCP rules: they are by port
 //! and would break `localhost`; the empty network namespace carries that.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, Scope,
 };
 
 /// The highest ABI that the crate's rights are written for.
@@ -44,8 +45,16 @@ pub struct Rights<'a> {
     pub signals: bool,
 }
 
-/// A set of rules, ready to be entered.
-pub struct Domain(RulesetCreated);
+/// A set of rules that may still be added to.
+pub struct Rules {
+    created: RulesetCreated,
+    write: BitFlags<AccessFs>,
+    abi: ABI,
+}
+
+/// A set of rules, ready to be entered, by other processes too.
+#[derive(Debug)]
+pub struct Domain(OwnedFd);
 
 /// The ABI of this kernel; 0: no Landlock.
 pub fn abi() -> u32 {
@@ -63,6 +72,11 @@ pub fn abi() -> u32 {
 
 /// Makes a domain of these rights, at the kernel's highest ABI, which must be at least `floor`.
 pub fn domain(floor: u32, rights: &Rights<'_>) -> Result<Domain, LandlockError> {
+    rules(floor, rights)?.done()
+}
+
+/// The same, to be added to.
+pub fn rules(floor: u32, rights: &Rights<'_>) -> Result<Rules, LandlockError> {
     let found = abi();
     if found < floor.max(1) {
         return Err(LandlockError::Below { found, needed: floor.max(1) });
@@ -95,7 +109,7 @@ pub fn domain(floor: u32, rights: &Rights<'_>) -> Result<Domain, LandlockError> 
             created = allow(created, path, access, abi)?;
         }
     }
-    Ok(Domain(created))
+    Ok(Rules { created, write, abi })
 }
 
 /// Connecting to sockets that have a path, a right since ABI 9: wherever files may be read.
@@ -116,19 +130,37 @@ fn allow(
     Ok(created.add_rule(PathBeneath::new(fd, access))?)
 }
 
-impl Domain {
-    /// Confines the calling thread, and what it starts, for good. Sets no-new-privileges.
-    pub fn enter(self) -> Result<(), LandlockError> {
-        match self.0.restrict_self()?.ruleset {
-            RulesetStatus::FullyEnforced => Ok(()),
-            RulesetStatus::PartiallyEnforced | RulesetStatus::NotEnforced => {
-                Err(LandlockError::Partial)
-            }
-        }
+impl Rules {
+    /// Allows everything below a directory, but no device nodes.
+    pub fn add_writable(mut self, path: &Path) -> Result<Self, LandlockError> {
+        self.created = allow(self.created, path, self.write, self.abi)?;
+        Ok(self)
     }
 
-    /// The same domain again, for another process.
-    pub fn again(&self) -> std::io::Result<Self> {
-        Ok(Self(self.0.try_clone()?))
+    pub fn done(self) -> Result<Domain, LandlockError> {
+        // There is a descriptor wherever there are rights to handle, which ABI 1 has.
+        Option::<OwnedFd>::from(self.created).map(Domain).ok_or(LandlockError::Partial)
     }
+}
+
+impl Domain {
+    /// Confines the calling thread, and what it starts, for good. Sets no-new-privileges.
+    pub fn enter(&self) -> std::io::Result<()> {
+        enter(self.0.as_fd())
+    }
+}
+
+impl AsFd for Domain {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Confines the calling thread by a domain that another process made. Every right was a hard
+/// requirement when it was made, so that the kernel enforces all of it or refuses.
+pub fn enter(domain: BorrowedFd<'_>) -> std::io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    // SAFETY: the call reads no memory; the descriptor is open for as long as it lasts.
+    let entered = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, domain.as_raw_fd(), 0) };
+    if entered == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -51,7 +51,7 @@ pub fn confine_self(read: &[&Path], write: &[&Path]) -> std::io::Result<String> 
     rights.read.extend(read.iter().filter(|path| path.exists()));
     rights.write.extend(write.iter().filter(|path| path.exists()));
     landlock::domain(1, &rights)
-        .and_then(landlock::Domain::enter)
-        .map_err(|error| std::io::Error::other(error.to_string()))?;
+        .map_err(|error| std::io::Error::other(error.to_string()))?
+        .enter()?;
     Ok(format!("landlock abi {}, undumpable", landlock::abi()))
 }

@@ -67,7 +67,6 @@ impl Shell {
             argv: ["/bin/bash", "--noprofile", "--norc"].map(str::to_owned).to_vec(),
             env: env.to_vec(),
             cwd: WORKSPACE.to_owned(),
-            limits: None,
         };
         let fds = [&script_in, &output_in, &output_in, &status_in].map(AsFd::as_fd);
         let running = cell.spawn(&command, &fds).await?;

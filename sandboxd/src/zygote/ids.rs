@@ -1,6 +1,7 @@
 //! Maps ids (user_namespaces(7)): who a cell's one user is on the host, and, for mounts, whose
 //! files that user's are.
 
+use std::collections::VecDeque;
 use std::io::Result;
 use std::os::fd::OwnedFd;
 
@@ -22,6 +23,40 @@ pub fn map(process: Pid, uid: Option<u32>) -> Result<()> {
     let outside_group = uid.unwrap_or_else(|| rustix::process::getegid().as_raw());
     std::fs::write(format!("/proc/{process}/uid_map"), format!("{INSIDE_ID} {outside} 1"))?;
     std::fs::write(format!("/proc/{process}/gid_map"), format!("{INSIDE_ID} {outside_group} 1"))
+}
+
+/// Mappings that were made ahead, for workspaces that belong to this process's own user: making one
+/// takes a process, for which a session's first call would have to wait.
+#[derive(Debug, Default)]
+pub struct Mappings(VecDeque<(u32, OwnedFd)>);
+
+/// Cells that may wait for their workspace at once and have a mapping ahead.
+const AHEAD_MAX: usize = 128;
+
+impl Mappings {
+    /// Makes the one for the cell of `uid`. Without it, `of` makes one.
+    pub fn prepare(&mut self, uid: u32) {
+        self.0.retain(|(of, _)| *of != uid);
+        if self.0.len() >= AHEAD_MAX {
+            self.0.pop_front();
+        }
+        if let Ok(made) = namespace(own(), uid) {
+            self.0.push_back((uid, made));
+        }
+    }
+
+    /// A mapping for files of `owner`.
+    pub fn of(&mut self, owner: (u32, u32), uid: u32) -> Result<OwnedFd> {
+        let at = self.0.iter().position(|(of, _)| *of == uid && owner == own());
+        match at.and_then(|at| self.0.remove(at)) {
+            Some((_, made)) => Ok(made),
+            None => namespace(owner, uid),
+        }
+    }
+}
+
+fn own() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
 /// A user namespace in which `owner` (uid, gid), as a file system has it, is `uid`: what an

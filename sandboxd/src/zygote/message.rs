@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Limits, Mount, SandboxPlan};
+use crate::plan::{Mount, SandboxPlan};
 
 /// From sandboxd to the zygote.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -85,7 +85,6 @@ pub struct Program {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
     pub cwd: String,
-    pub limits: Option<Limits>,
 }
 
 /// From sandboxd to a command's guard.

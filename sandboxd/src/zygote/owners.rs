@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, Dir, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::ids;
+use super::ids::Mappings;
 use super::message::Failure;
 use crate::init;
 use crate::plan::Mount;
@@ -37,11 +37,12 @@ impl Owners {
         mounts: &[Mount],
         uid: u32,
         range: Option<(u32, u32)>,
+        mappings: &mut Mappings,
     ) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
         match self {
             Self::Mapped => mounts
                 .iter()
-                .map(|mount| Ok((mount.target.clone(), take_mapped(mount, uid)?)))
+                .map(|mount| Ok((mount.target.clone(), take_mapped(mount, uid, mappings)?)))
                 .collect(),
             Self::Given => {
                 let ours = Ours { own: rustix::process::geteuid().as_raw(), range };
@@ -54,10 +55,10 @@ impl Owners {
     }
 }
 
-fn take_mapped(mount: &Mount, uid: u32) -> Result<OwnedFd, Failure> {
+fn take_mapped(mount: &Mount, uid: u32, mappings: &mut Mappings) -> Result<OwnedFd, Failure> {
     let tree = init::detach_checked(mount).map_err(failed("take mounts", &mount.source))?;
     let owner = init::owner(&tree).map_err(failed("take mounts", &mount.source))?;
-    let namespace = ids::namespace(owner, uid).map_err(failed("owner map", &mount.source))?;
+    let namespace = mappings.of(owner, uid).map_err(failed("owner map", &mount.source))?;
     init::map_owner(&tree, &namespace).map_err(failed("owner map", &mount.source))?;
     Ok(tree)
 }

@@ -216,10 +216,10 @@ async fn a_shell_that_reads_commands_from_a_pipe_keeps_its_state() {
 #[tokio::test]
 async fn the_cpu_limit_of_one_command_holds() {
     let place = Place::new();
-    let cell = place.cell().await;
-    let mut busy = bash("while :; do :; done");
-    let limits = place.plan().limits;
-    busy.limits = Some(sandboxd::plan::Limits { cpu_seconds: Some(1), ..limits });
+    let mut plan = place.plan();
+    plan.limits.cpu_seconds = Some(1);
+    let cell = place.zygote.make_cell(&plan).await.unwrap();
+    let busy = bash("while :; do :; done");
 
     let running = cell.spawn(&busy, &[]).await.unwrap();
     let exit = within(running.wait()).await.unwrap();

@@ -76,7 +76,6 @@ pub fn command(argv: &[&str]) -> CellCommand {
         argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
         env: vec![("PATH".into(), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into())],
         cwd: "/workspace".into(),
-        limits: None,
     }
 }
 
