@@ -183,6 +183,18 @@ fn each_log_has_its_next_step() {
         ("runnable before asked", mixed, "run", &["b"]),
         ("a queued message waits for results", two().with("m2", message()), "run", &["a", "b"]),
         ("a queued message", over("end_turn").with("m2", message()), "process", &["m2"]),
+        (
+            "a message in mid-turn joins it",
+            two().and(result("a")).and(result("b")).with("m2", message()),
+            "process",
+            &["m2"],
+        ),
+        (
+            "a message behind a paused answer waits",
+            over("pause_turn").with("m2", message()),
+            "model",
+            &[],
+        ),
         ("an interrupt", two().with("i", Body::UserInterrupt {}), "interrupt", &["a", "b"]),
         ("archived", archived, "rest", &[]),
         ("a stray confirmation", stray, "process", &["c"]),
@@ -260,6 +272,105 @@ fn failures_are_tried_again_with_growing_waits_until_the_budget_is_spent() {
     assert_eq!(names(script.next()).0, "exhausted");
     let afterwards = script.and(idle(StopReason::RetriesExhausted)).with("m2", message());
     assert_eq!(names(afterwards.next()), ("begin", vec!["m2".to_owned()]));
+}
+
+#[test]
+fn an_answer_that_was_cut_off_is_asked_for_again_a_few_times() {
+    let cut = || {
+        let cut = RequestEnded { cut: true, ..answer("max_tokens") };
+        Body::ModelRequestEnded(cut)
+    };
+    let mut script = Script::asked();
+    for _ in 0..CUTS_MAX {
+        script = script.and(cut());
+        assert_eq!(names(script.next()).0, "model");
+    }
+    script = script.and(cut());
+
+    assert_eq!(names(script.next()).0, "exhausted");
+    let why = State::of(&script.0).reason_given_up();
+    assert!(why.is_some_and(|why| why.contains("output limit")), "{why:?}");
+}
+
+#[test]
+fn a_turn_that_a_provider_pauses_again_and_again_is_given_up() {
+    let mut script = Script::asked();
+    for _ in 0..PAUSES_MAX {
+        script = script.and(ended("r1", "pause_turn"));
+        assert_eq!(names(script.next()).0, "model");
+    }
+    script = script.and(ended("r1", "pause_turn"));
+
+    assert_eq!(names(script.next()).0, "exhausted");
+}
+
+#[test]
+fn a_context_that_is_too_long_is_halved_until_nothing_is_left_to_leave_out() {
+    let request = |from| Body::ModelRequestStarted {
+        model: "m".into(),
+        profile: "whole-log/1".into(),
+        from,
+        summary: false,
+    };
+    let overflow = || {
+        let failure = Failure::new(ErrorKind::ModelRequestFailed, "prompt is too long", false);
+        let failure = Some(Failure { overflow: true, ..failure });
+        Body::ModelRequestEnded(RequestEnded { failure, ..answer("") })
+    };
+    let mut script = Script::asked();
+    for number in 0..8 {
+        let id = format!("t{number}");
+        script = script.and(request(0)).with(&id, Body::ToolUse(tool(&id, Allow, Sandbox)));
+        script = script.and(ended("r1", "tool_use")).and(result(&id));
+    }
+
+    let mut floors = vec![0];
+    loop {
+        script = script.and(request(*floors.last().unwrap())).and(overflow());
+        match script.next() {
+            Step::CallModel { wait_ms: 0 } => floors.push(State::of(&script.0).floor),
+            step => break assert_eq!(names(step).0, "exhausted"),
+        }
+    }
+
+    assert!(floors.is_sorted_by(|a, b| a < b), "{floors:?}");
+    assert!((3..6).contains(&floors.len()), "{floors:?}");
+    let again = script.and(idle(StopReason::RetriesExhausted)).with("m2", message());
+    assert_eq!(names(again.next()).0, "begin");
+}
+
+#[test]
+fn a_budget_ends_the_turn_before_the_next_request_and_a_greater_one_lets_it_go_on() {
+    let costs = |nano| RequestEnded { cost_nano_usd: Some(nano), ..answer("tool_use") };
+    let budget = |budget_cents| Body::SessionUpdated {
+        agent: None,
+        title: None,
+        metadata: None,
+        budget_cents: Some(Some(budget_cents)),
+    };
+    let used = Body::ToolUse(tool("a", Allow, Sandbox));
+    let script = Script::asked().and(budget(5)).and(started()).with("a", used);
+    let script = script.and(Body::ModelRequestEnded(costs(50_000_000))).and(result("a"));
+    let spent = script.clone().and(idle(StopReason::BudgetReached));
+
+    assert_eq!(names(script.next()).0, "budget");
+    assert_eq!(names(spent.next()).0, "rest");
+    assert_eq!(names(spent.clone().and(budget(6)).next()).0, "begin");
+    let below = Script::asked().and(budget(5)).and(Body::ModelRequestEnded(costs(49_999_999)));
+    assert_eq!(names(below.next()).0, "finish");
+}
+
+#[test]
+fn a_request_that_a_dead_process_left_is_made_again_at_once_the_first_time() {
+    let wait = |script: &Script| match script.next() {
+        Step::CallModel { wait_ms } => wait_ms,
+        step => panic!("{step:?}"),
+    };
+    let once = Script::asked().and(failed(true, Some(0)));
+    let twice = once.clone().and(failed(true, Some(0)));
+
+    assert_eq!(wait(&once), 0);
+    assert!(wait(&twice) > 0, "a request that kills its process is made without a pause");
 }
 
 #[test]

@@ -178,6 +178,78 @@ fn cut(mark: &Mark) -> Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::SummaryAt;
+
+    /// A session of so many steps, each of four events and so many tokens more.
+    fn steps(count: u64, tokens: u64) -> State {
+        let mut state = State::default();
+        for number in 0..count {
+            let seq = number * 4 + 1;
+            let begins_turn = number % 5 == 0;
+            let turn = Some(Turn { seq: number / 5 * 20 + 1, read_from: number / 5 * 20 + 1 });
+            let mark = Mark { seq, read_from: seq, begins_turn, tokens: number * tokens, turn };
+            state.marks.push_back(mark);
+            if state.marks.len() > MARKS_KEPT {
+                state.marks.pop_front();
+                state.marks_before += 1;
+            }
+        }
+        state.context_tokens = count * tokens;
+        state
+    }
+
+    #[test]
+    fn the_last_steps_move_in_hops_and_are_never_fewer_than_asked_for() {
+        for kept in [1, 3, 40] {
+            let profile = Profile::LastN { steps: kept };
+            let mut begins = Vec::new();
+            for count in 0..2_000 {
+                let state = steps(count, 0);
+                let cut = profile.cut(&state);
+                let shown = count - cut.from.saturating_sub(1) / 4;
+                let least = count.min(kept as u64);
+                assert!((least..2 * kept as u64).contains(&shown) || shown == least, "{count}");
+                begins.push(cut.from);
+            }
+            begins.dedup();
+            let hops = 2_000 / kept;
+            assert!(begins.is_sorted() && begins.len() <= hops + 1, "{kept}: {}", begins.len());
+        }
+    }
+
+    #[test]
+    fn a_reset_begins_with_the_turn_that_began_too_long() {
+        let begins = |count| Profile::Reset { tokens: 100 }.cut(&steps(count, 10)).from;
+
+        // The first turn that began with 100 tokens before it is that of step 10.
+        assert_eq!((begins(9), begins(11), begins(14)), (0, 41, 41));
+        assert_eq!(begins(16), 61);
+    }
+
+    #[test]
+    fn a_summary_is_due_when_the_context_is_long_and_leaves_the_tail() {
+        let profile = Profile::Summary { tokens: 100, tail: 3 };
+
+        assert_eq!(profile.summary_due(&steps(9, 10)), None);
+        assert_eq!(profile.summary_due(&steps(12, 10)), Some(9 * 4 + 1));
+        let mut state = steps(12, 10);
+        state.summary = Some(SummaryAt { seq: 99, upto: 37 });
+        assert_eq!(profile.summary_due(&state), None, "twice the same");
+        let cut = profile.cut(&state);
+        assert_eq!((cut.from, cut.summary), (37, Some(99)));
+        assert_eq!(cut.turn.map(|turn| turn.seq), Some(21), "the words that began the turn");
+    }
+
+    #[test]
+    fn a_floor_holds_for_every_profile() {
+        let mut state = steps(30, 1);
+        state.floor = 81;
+        for name in ["whole-log", "last-n:20", "summary", "reset"] {
+            assert_eq!(name.parse::<Profile>().unwrap().cut(&state).from, 81, "{name}");
+        }
+        let nearer = Profile::LastN { steps: 1 }.cut(&state).from;
+        assert!(nearer > 81);
+    }
 
     #[test]
     fn names_are_read_back_and_what_names_nothing_is_refused() {

@@ -145,3 +145,105 @@ fn a_longer_log_keeps_the_messages_of_a_shorter_one_byte_by_byte() {
     assert_eq!(bytes(&longest[..first.len()]), bytes(&first));
     assert_eq!(bytes(&longest[..second.len()]), bytes(&second));
 }
+
+fn answered_with(blocks: Vec<Value>, stop_reason: &str) -> Vec<(&'static str, Body)> {
+    let ended = RequestEnded { stop_reason: Some(stop_reason.into()), ..RequestEnded::new("r") };
+    vec![
+        ("t", Body::AgentThinking { request: "r".into(), blocks }),
+        ("e", Body::ModelRequestEnded(ended)),
+    ]
+}
+
+#[test]
+fn what_no_server_takes_back_is_left_out() {
+    let signed = json!({"type": "thinking", "thinking": "x", "signature": "s"});
+    let unsigned = json!({"type": "thinking", "thinking": "x", "signature": ""});
+    let searched = json!({"type": "server_tool_use", "id": "srv_1", "name": "web_search"});
+    let found = json!({"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []});
+    let lost = json!({"type": "web_search_tool_result", "tool_use_id": "srv_0", "content": []});
+    let so = json!({"type": "text", "text": "so"});
+    let cases = [
+        (vec![unsigned, so.clone()], vec![so.clone()]),
+        (vec![signed.clone()], vec![]),
+        (vec![searched.clone(), so.clone()], vec![so.clone()]),
+        (vec![lost, so.clone()], vec![so.clone()]),
+        (vec![searched.clone(), found.clone()], vec![searched, found]),
+        (vec![signed.clone(), so.clone()], vec![signed, so]),
+    ];
+    for (blocks, expected) in cases {
+        let mut bodies = vec![("m1", said("one")), ("x1", taken("m1"))];
+        bodies.extend(answered_with(blocks.clone(), "end_turn"));
+        bodies.extend([("m2", said("two")), ("x2", taken("m2"))]);
+
+        let messages = messages(&log(bodies));
+
+        let answers: Vec<&Value> = messages.iter().filter(|m| m["role"] == "assistant").collect();
+        let content = answers.first().map_or(json!([]), |m| m["content"].clone());
+        assert_eq!(content, json!(expected), "{blocks:?}");
+        assert_eq!(messages.last().unwrap()["role"], "user");
+    }
+}
+
+#[test]
+fn a_paused_answer_goes_back_as_it_is_and_grows_where_it_stopped() {
+    let searched = json!({"type": "server_tool_use", "id": "srv_1", "name": "web_search"});
+    let found = json!({"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []});
+    let mut bodies = vec![("m1", said("one")), ("x1", taken("m1"))];
+    bodies.extend(answered_with(vec![searched.clone()], "pause_turn"));
+    let paused = messages(&log(bodies.clone()));
+    bodies.extend(answered_with(vec![found.clone()], "end_turn"));
+    let done = messages(&log(bodies));
+
+    assert_eq!(paused[1]["content"], json!([searched]));
+    assert_eq!(done[1]["content"], json!([searched, found]));
+}
+
+#[test]
+fn ids_that_a_server_used_before_become_ours() {
+    let again = |id: &str| match used(id) {
+        Body::ToolUse(used) => Body::ToolUse(ToolUse { model_id: "toolu_1".into(), ..used }),
+        other => other,
+    };
+    let messages = messages(&log(vec![
+        ("m1", said("one")),
+        ("x1", taken("m1")),
+        ("a", again("a")),
+        ("e1", ended()),
+        ("ra", result("a", "of a")),
+        ("b", again("b")),
+        ("e2", ended()),
+        ("rb", result("b", "of b")),
+    ]));
+
+    assert_eq!(messages[1]["content"][0]["id"], "toolu_1");
+    assert_eq!(messages[3]["content"][0]["id"], "call_b");
+    assert_eq!(messages[4]["content"][0]["tool_use_id"], "call_b");
+}
+
+#[test]
+fn a_context_that_begins_later_says_so_and_keeps_the_words_that_began_the_turn() {
+    let whole = whole();
+    let turn = crate::state::Turn { seq: 2, read_from: 1 };
+    let cut = Cut { from: 11, read_from: 8, turn: Some(turn), summary: None };
+    let messages = super::messages(&whole, &cut, None);
+
+    assert_eq!(messages[0]["content"], json!([text(LEFT_OUT), text("one")]));
+    assert_eq!(messages[1]["content"], json!([text("done")]));
+    assert_eq!(messages[2]["content"], json!([text("two"), text("three")]));
+}
+
+#[test]
+fn an_answer_that_was_cut_off_is_told_behind_its_results() {
+    let cut = RequestEnded { cut: true, ..RequestEnded::new("r") };
+    let messages = messages(&log(vec![
+        ("m1", said("one")),
+        ("x1", taken("m1")),
+        ("a", used("a")),
+        ("e1", Body::ModelRequestEnded(cut)),
+        ("ra", result("a", "of a")),
+    ]));
+
+    let content = messages[2]["content"].as_array().unwrap();
+    assert_eq!(content[0]["type"], "tool_result");
+    assert_eq!(content[1], text(WAS_CUT));
+}
