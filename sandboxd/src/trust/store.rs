@@ -40,8 +40,15 @@ struct KeyStore {
     ours: Option<String>,
 }
 
-/// A file's content, as far as its metadata tell: device, inode, length, last changes.
-type Version = (u64, u64, i64, [(i64, u64); 2]);
+/// A file's content, as far as its metadata tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    /// When the inode was changed last.
+    changed: (i64, u64),
+    modified: (i64, u64),
+    inode: (u64, u64),
+    bytes: i64,
+}
 
 impl KeyStores {
     /// Begins anew below `directory`: no sandbox of an earlier daemon lives.
@@ -79,7 +86,11 @@ impl KeyStores {
         let mut kept = self.kept();
         let Some(store) = kept.get_mut(root) else { return Ok(Arc::from("")) };
         let version = bundle.map(version).transpose()?;
-        let changed = version.is_some() && version != store.bundle;
+        // A cell that waited for its session has opened what was the bundle then. (Being replaced
+        // changes a file's inode, not its content.)
+        let newer = |kept: &Version| version.is_some_and(|v| v.modified >= kept.modified);
+        let changed =
+            version.is_some() && version != store.bundle && store.bundle.as_ref().is_none_or(newer);
         if let Some(bundle) = bundle
             && changed
         {
@@ -111,8 +122,12 @@ fn beyond_mozilla(roots: &[Vec<u8>]) -> String {
 
 fn version(file: &OwnedFd) -> Result<Version> {
     let stat = rustix::fs::fstat(file)?;
-    let changes = [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)];
-    Ok((stat.st_dev, stat.st_ino, stat.st_size, changes))
+    Ok(Version {
+        changed: (stat.st_ctime, stat.st_ctime_nsec),
+        modified: (stat.st_mtime, stat.st_mtime_nsec),
+        inode: (stat.st_dev, stat.st_ino),
+        bytes: stat.st_size,
+    })
 }
 
 #[cfg(test)]
@@ -169,6 +184,25 @@ mod tests {
 
         assert_eq!(&*added, OTHER);
         assert_eq!(&*stores.fill(root, None, OTHER).unwrap(), OTHER);
+    }
+
+    #[test]
+    fn a_sandbox_made_before_the_bundle_was_replaced_does_not_bring_the_old_one_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let stores = KeyStores::open(dir.path().join("trust")).unwrap();
+        let root = Path::new("/");
+        let path = stores.path(root).unwrap();
+        let old = bundle(dir.path(), OTHER);
+        std::fs::remove_file(dir.path().join("bundle")).unwrap();
+        // The clock of a file system stands still for some milliseconds.
+        let new = std::iter::repeat_with(|| bundle(dir.path(), OURS))
+            .find(|new| version(new).unwrap().modified > version(&old).unwrap().modified);
+
+        for bundle in [&old, new.as_ref().unwrap(), &old] {
+            stores.fill(root, Some(bundle), OURS).unwrap();
+        }
+
+        assert_eq!(std::fs::read(&path).unwrap(), expected(&[9], 9));
     }
 
     #[test]
