@@ -2,11 +2,12 @@
 //!
 //! The connection is the lease. A holder connects, sends [`LeaseRequest::Open`] (a sandbox's with
 //! its listening sockets attached, in the order of `descriptors`), and reads one [`LeaseReply`].
-//! Afterwards it may say which tool calls run, and ends with [`LeaseRequest::Close`]: proxyd drops
-//! the listeners, ends the flows and forgets the placeholders at once. A connection that ends
-//! without `Close` is a holder that died or that proxyd lost: its listeners go at once, what it
-//! was told (placeholders, name bindings) is kept for [`GRACE_SECONDS`], so that the same lease id
-//! can be opened again. When proxyd restarts, the holder opens the lease again by its id.
+//! Afterwards it may say which tool calls run, ask what was refused to one, and ends with
+//! [`LeaseRequest::Close`]: proxyd drops the listeners, ends the flows and forgets the
+//! placeholders at once. A connection that ends without `Close` is a holder that died or that
+//! proxyd lost: its listeners go at once, what it was told (placeholders, name bindings) is kept
+//! for [`GRACE_SECONDS`], so that the same lease id can be opened again. When proxyd restarts, the
+//! holder opens the lease again by its id.
 
 use serde::{Deserialize, Serialize};
 

@@ -319,7 +319,8 @@ impl Service {
         if sandbox.cell.oom_kills() > kills {
             receipt::out_of_memory(&mut receipt, sandbox.table.memory_bytes);
         }
-        if receipt.is_error && receipt.exit_code.is_some() {
+        let ended = receipt.exit_code.is_some() || receipt.outcome == Outcome::TimedOut;
+        if receipt.is_error && ended {
             let lines = sandbox.lease().refusals(&call.request.call).await;
             receipt::add_refusals(&mut receipt, &lines);
         }
