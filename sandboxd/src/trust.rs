@@ -36,8 +36,14 @@ pub const JAVA_STORES: &[&str] = &[
 /// Directories with a directory for each Java.
 pub const JAVA_HOMES: &[&str] =
     &["/usr/lib/jvm", "/usr/lib64/jvm", "/usr/java", "/usr/local", "/opt", "/opt/java"];
-/// Where a Java has its store: from version 9 on, and before.
-pub const JAVA_OWN_STORES: &[&str] = &["lib/security/cacerts", "jre/lib/security/cacerts"];
+/// Where a Java has its store: from version 9 on, and before. What is named `jssecacerts` is read
+/// instead of the other where it is there.
+pub const JAVA_OWN_STORES: &[&str] = &[
+    "lib/security/cacerts",
+    "lib/security/jssecacerts",
+    "jre/lib/security/cacerts",
+    "jre/lib/security/jssecacerts",
+];
 /// Our bundle. Its directory is never a mount of the root's, so it can always be made.
 pub const BUNDLE: &str = "/etc/ssl/cleanhands-bundle.pem";
 /// proxyd's certificates and those that an operator added to the root's bundle, for runtimes that

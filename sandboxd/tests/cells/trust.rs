@@ -16,6 +16,7 @@ const STORES: &[&str] = &[
     "etc/ssl/certs/java/cacerts",
     "usr/java/jdk-11/lib/security/cacerts",
     "usr/lib/jvm/old/jre/lib/security/cacerts",
+    "usr/lib/jvm/own/lib/security/jssecacerts",
     "usr/local/jdk/lib/security/cacerts",
 ];
 
