@@ -289,6 +289,9 @@ async fn accept_tls(
             let refusal = Refusal::denied(403, "tls_untrusted", error.to_string());
             Err(refusal.with_hint(UNTRUSTED_HINT))
         }
+        Err(error @ InterceptError::BrokenOff) => {
+            Err(failed(error.to_string()).with_hint(UNTRUSTED_HINT))
+        }
         Err(error) => Err(failed(error.to_string())),
     }
 }

@@ -24,6 +24,12 @@ pub enum InterceptError {
          a list of roots of its own, or was told of another"
     )]
     Untrusted(AlertDescription),
+    /// Node and Java say nothing to a server that they do not trust.
+    #[error(
+        "the client broke off the TLS handshake without a word, as some do that do not trust \
+         proxyd's certificate"
+    )]
+    BrokenOff,
     #[error("TLS with the client: not done within {} s", DEADLINE.as_secs())]
     Slow,
 }
@@ -45,6 +51,7 @@ fn failed(error: std::io::Error) -> InterceptError {
         Some(rustls::Error::AlertReceived(
             alert @ (BadCertificate | CertificateUnknown | UnknownCA),
         )) => InterceptError::Untrusted(*alert),
+        _ if error.kind() == std::io::ErrorKind::UnexpectedEof => InterceptError::BrokenOff,
         _ => InterceptError::Handshake(error),
     }
 }
