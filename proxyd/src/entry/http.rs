@@ -54,8 +54,8 @@ pub enum After {
     Broken,
 }
 
-async fn one(scene: &Scene, connection: &mut Connection, incoming: Incoming) -> After {
-    match head(scene, &incoming) {
+async fn one(scene: &Scene, connection: &mut Connection, mut incoming: Incoming) -> After {
+    match head(scene, &mut incoming) {
         Ok(head) => pass(scene, connection, incoming, head).await,
         Err(refusal) => {
             let id = RequestId::random();
@@ -99,10 +99,10 @@ pub async fn pass(
 }
 
 /// The head as it goes on. A target in absolute form must name the verified host too.
-fn head(scene: &Scene, incoming: &Incoming) -> Result<RequestHead, Refusal> {
-    let raw = &incoming.raw;
+fn head(scene: &Scene, incoming: &mut Incoming) -> Result<RequestHead, Refusal> {
     let malformed = |reason: &str| Refusal::denied(400, "request_malformed", reason);
     let host = host_field(incoming)?;
+    let raw = &mut incoming.raw;
     let text = std::str::from_utf8(&raw.target).map_err(|_| malformed("target is not text"))?;
     let target = if text.starts_with('/') || text == "*" && raw.method == "OPTIONS" {
         raw.target.clone()
@@ -122,7 +122,7 @@ fn head(scene: &Scene, incoming: &Incoming) -> Result<RequestHead, Refusal> {
         target,
         scheme: scene.scheme,
         authority: host,
-        headers: raw.headers.clone(),
+        headers: std::mem::take(&mut raw.headers),
     })
 }
 

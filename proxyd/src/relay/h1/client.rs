@@ -2,7 +2,7 @@
 
 use std::io;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::body::{Reading, Writing};
 use super::framing::{self, Framing, Version};
@@ -62,26 +62,36 @@ impl Connection {
     }
 }
 
-fn print(head: &RequestHead, framing: Framing, upgrade: Option<&Bytes>) -> Bytes {
-    let mut headers = head.headers.clone();
-    convert::join_cookies(&mut headers);
-    headers.remove_all("te");
+fn print(head: &RequestHead, framing: Framing, upgrade: Option<&Bytes>) -> BytesMut {
+    let mut joined = None;
+    if head.headers.all("cookie").nth(1).is_some() {
+        convert::join_cookies(joined.insert(head.headers.clone()));
+    }
+    let headers = joined.as_ref().unwrap_or(&head.headers);
+    let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+    // Room for all of it: what holds a credential is not moved about.
+    let room = bytes + head.method.len() + head.target.len() + head.authority.len() + 256;
+    let mut out = BytesMut::with_capacity(room);
+    head::print_request_line(&mut out, &head.method, &head.target);
     if !headers.contains("host") {
-        let host = Bytes::copy_from_slice(head.authority.as_bytes());
-        headers.insert(0, (Bytes::from_static(b"Host"), host));
+        head::print_field(&mut out, b"Host", head.authority.as_bytes());
+    }
+    for (name, value) in headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"te")) {
+        head::print_field(&mut out, name, value);
     }
     if framing == Framing::Chunked && !headers.contains("transfer-encoding") {
-        headers.append("Transfer-Encoding", Bytes::from_static(b"chunked"));
+        head::print_field(&mut out, b"Transfer-Encoding", b"chunked");
     }
     let expects_body = matches!(&head.method[..], b"POST" | b"PUT" | b"PATCH");
     if framing == Framing::None && expects_body && !headers.contains("content-length") {
-        headers.append("Content-Length", Bytes::from_static(b"0"));
+        head::print_field(&mut out, b"Content-Length", b"0");
     }
     if let Some(protocol) = upgrade {
-        headers.append("Connection", Bytes::from_static(b"Upgrade"));
-        headers.append("Upgrade", protocol.clone());
+        head::print_field(&mut out, b"Connection", b"Upgrade");
+        head::print_field(&mut out, b"Upgrade", protocol);
     }
-    head::print_request(&head.method, &head.target, &headers).freeze()
+    out.put_slice(b"\r\n");
+    out
 }
 
 /// An answer that was asked for and has not come yet.

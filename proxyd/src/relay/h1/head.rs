@@ -167,12 +167,25 @@ fn check_spacing(bytes: &Bytes, header: &Header<'_>) -> Result<(), HeadError> {
 /// Prints a request's head.
 pub fn print_request(method: &[u8], target: &[u8], headers: &Fields) -> BytesMut {
     let mut out = BytesMut::with_capacity(512);
+    print_request_line(&mut out, method, target);
+    print_fields(&mut out, headers);
+    out
+}
+
+/// Prints the first line of a request's head.
+pub fn print_request_line(out: &mut BytesMut, method: &[u8], target: &[u8]) {
     out.put_slice(method);
     out.put_u8(b' ');
     out.put_slice(target);
     out.put_slice(b" HTTP/1.1\r\n");
-    print_fields(&mut out, headers);
-    out
+}
+
+/// Prints one field.
+pub fn print_field(out: &mut BytesMut, name: &[u8], value: &[u8]) {
+    out.put_slice(name);
+    out.put_slice(b": ");
+    out.put_slice(value);
+    out.put_slice(b"\r\n");
 }
 
 /// Prints a response's head.
@@ -194,10 +207,7 @@ pub fn print_response(head: &ResponseHead) -> BytesMut {
 /// Prints fields and the empty line after them.
 pub fn print_fields(out: &mut BytesMut, headers: &Fields) {
     for (name, value) in headers.iter() {
-        out.put_slice(name);
-        out.put_slice(b": ");
-        out.put_slice(value);
-        out.put_slice(b"\r\n");
+        print_field(out, name, value);
     }
     out.put_slice(b"\r\n");
 }
