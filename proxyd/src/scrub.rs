@@ -1,9 +1,10 @@
 //! Finds injected values in what streams back and masks them at equal length.
 //!
 //! Lengths stay as they are, so that framing and `Content-Length` stay right. A byte waits only
-//! while it is part of a match that may still complete. A compressed body is decoded in step and
-//! goes on, as it came, once its decoded form is clear; a match there ends the stream, because a
-//! compressed body cannot be masked at equal length. What cannot be decoded is refused.
+//! while it is part of a match that may still complete, and the first two of one only for a
+//! moment. A compressed body is decoded in step and goes on, as it came, once its decoded form is
+//! clear; a match there ends the stream, because a compressed body cannot be masked at equal
+//! length. What cannot be decoded is refused.
 //!
 //! A value that was cut short is found while more than half of it is there: an upstream that
 //! shortens what it echoes must not give out all but the last byte.
@@ -18,6 +19,7 @@ mod masker;
 mod skip;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -31,6 +33,12 @@ use masker::Masker;
 
 /// What stands in the place of a found value.
 const MASK: u8 = b'*';
+
+/// How much of the beginning of a value may go on when nothing follows it for [`LULL`]. More of it
+/// waits; what follows is masked.
+const LET_GO_BYTES_MAX: usize = 2;
+/// How long nothing must have followed.
+const LULL: Duration = Duration::from_millis(20);
 
 /// The encodings that can be searched, as the value of an `Accept-Encoding` field.
 pub const ACCEPTED_ENCODINGS: &str = "gzip, br, zstd, identity";
@@ -108,6 +116,30 @@ impl BodyScrubber {
         }
     }
 
+    /// Resolves when what is held back should go although a value may still follow: whoever waits
+    /// for the end of a line, an event or a message would wait for ever where its last byte happens
+    /// to be the first of a value. Never resolves where nothing, or too much, is held.
+    pub async fn lull(&self) {
+        let waits = match &self.0 {
+            Kind::Off => false,
+            Kind::Plain(masker) => masker.waits(),
+            Kind::Encoded(encoded) => encoded.waits(),
+        };
+        if !waits {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(LULL).await;
+    }
+
+    /// Gives what is held back after a lull.
+    pub fn let_go(&mut self) -> Vec<Bytes> {
+        match &mut self.0 {
+            Kind::Off => Vec::new(),
+            Kind::Plain(masker) => masker.let_go(),
+            Kind::Encoded(encoded) => encoded.let_go(),
+        }
+    }
+
     /// Gives what was held back when the body has ended.
     pub fn finish(self) -> Result<Vec<Bytes>, ScrubError> {
         match self.0 {
@@ -123,6 +155,14 @@ impl BodyScrubber {
             Kind::Plain(masker) => masker.found(),
             Kind::Off | Kind::Encoded(_) => 0,
         }
+    }
+}
+
+/// See [`BodyScrubber::lull`]; without a search nothing is held.
+pub async fn lull(scrubber: Option<&BodyScrubber>) {
+    match scrubber {
+        Some(scrubber) => scrubber.lull().await,
+        None => std::future::pending().await,
     }
 }
 

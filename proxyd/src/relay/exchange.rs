@@ -311,6 +311,13 @@ async fn pass(
             biased;
             piece = body.next() => piece,
             () = out.gone() => break Err(ExchangeError::ClientGone),
+            () = scrub::lull(scrubber.as_ref()) => {
+                let held = scrubber.as_mut().map(BodyScrubber::let_go).unwrap_or_default();
+                match write_all(&mut out, held).await {
+                    Ok(()) => continue,
+                    Err(error) => break Err(error),
+                }
+            }
         };
         match piece {
             Ok(Some(Piece::Data(data))) => {
@@ -350,7 +357,11 @@ async fn send(
     let Some(scrubber) = scrubber else {
         return out.data(data).await.map_err(ExchangeError::Client);
     };
-    for part in scrubber.push(data)? {
+    write_all(out, scrubber.push(data)?).await
+}
+
+async fn write_all(out: &mut BodyOut<'_>, parts: Vec<Bytes>) -> Result<(), ExchangeError> {
+    for part in parts {
         out.data(part).await.map_err(ExchangeError::Client)?;
     }
     Ok(())

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::body::{BodyIn, BodyOut, Piece};
 use super::exchange::{ExchangeError, Tally};
 use super::websocket::{self, Boundary, Guard, Refused};
-use crate::scrub::BodyScrubber;
+use crate::scrub::{self, BodyScrubber};
 
 /// How long a client may take to read why its message was refused.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -92,7 +92,14 @@ async fn go_up(
     tally: &Tally,
 ) -> Result<(), Up> {
     loop {
-        match client.next().await {
+        let piece = tokio::select! {
+            // What was written waits for what is there already, and goes when nothing is.
+            biased;
+            piece = client.next() => piece,
+            // An upstream that reads no further may still have something to say.
+            () = out.gone() => return Ok(()),
+        };
+        match piece {
             Ok(Some(Piece::Data(data))) => {
                 if let Some(guard) = &mut guard
                     && let Err(refused) = guard.check(&data)
@@ -100,13 +107,13 @@ async fn go_up(
                     if let Some(farewell) = guard.farewell() {
                         // The upstream may have gone; there is nobody else to tell.
                         let _ = out.data(farewell).await;
+                        out.flush().await;
                     }
                     out.abort();
                     return Err(Up::Refused(refused));
                 }
                 tally.count_up(data.len());
                 if out.data(data).await.is_err() {
-                    // An upstream that reads no further may still have something to say.
                     return Ok(());
                 }
             }
@@ -135,8 +142,16 @@ async fn go_down(
     let mut masked = 0;
     loop {
         let piece = tokio::select! {
+            biased;
             piece = upstream.next() => piece.map_err(ExchangeError::UpstreamBody)?,
             () = out.gone() => return Err(ExchangeError::ClientGone),
+            () = scrub::lull(scrubber.as_ref()) => {
+                for part in scrubber.as_mut().map(BodyScrubber::let_go).unwrap_or_default() {
+                    passed.pass(&part);
+                    out.data(part).await.map_err(ExchangeError::Client)?;
+                }
+                continue;
+            }
             // Writing is never cut short, so the client stands where `passed` says.
             reason = refused(&mut refusal) => return dismiss(&mut out, &passed, reason).await,
         };

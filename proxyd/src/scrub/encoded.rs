@@ -12,8 +12,8 @@ use flate2::write::{MultiGzDecoder, ZlibDecoder};
 use zeroize::Zeroizing;
 use zstd::stream::raw::{DParameter, Decoder, Operation};
 
-use super::ScrubError;
 use super::automaton::Automaton;
+use super::{LET_GO_BYTES_MAX, ScrubError};
 
 /// A body may decode to this much, whatever its size.
 const DECODED_BYTES_FREE: u64 = 16 << 20;
@@ -110,6 +110,23 @@ impl Encoded {
             true => Ok(std::mem::take(&mut self.held)),
             false => Ok(Vec::new()),
         }
+    }
+
+    /// Whether what is held is little enough, once decoded, to be let go when nothing follows.
+    pub(super) fn waits(&self) -> bool {
+        let (whole, search) = match &self.codec {
+            Codec::Gzip(decoder) => (true, decoder.get_ref()),
+            Codec::Deflate(decoder) => (true, decoder.get_ref()),
+            Codec::Brotli(decoder) => (true, decoder.get_ref()),
+            Codec::Zstd(zstd) => (zstd.at_block_end(), &zstd.search),
+        };
+        let live = search.automaton.live(search.state);
+        !self.held.is_empty() && whole && live <= LET_GO_BYTES_MAX
+    }
+
+    /// Lets go what is held although a value may still follow; its end would stop the stream.
+    pub(super) fn let_go(&mut self) -> Vec<Bytes> {
+        if self.waits() { std::mem::take(&mut self.held) } else { Vec::new() }
     }
 
     /// The body has ended. A match that is still open is no value; a block that is not complete

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use zeroize::Zeroizing;
 
-use super::MASK;
 use super::automaton::Automaton;
+use super::{LET_GO_BYTES_MAX, MASK};
 
 /// One stream's position in the search.
 pub(super) struct Masker {
@@ -83,6 +83,20 @@ impl Masker {
         self.held = held;
     }
 
+    /// Whether what is held is little enough to be let go when nothing follows.
+    pub(super) fn waits(&self) -> bool {
+        !self.held.is_empty() && self.automaton.live(self.state) <= LET_GO_BYTES_MAX
+    }
+
+    /// Lets go what is held although a value may still follow, all but the little of which would
+    /// be masked.
+    pub(super) fn let_go(&mut self) -> Vec<Bytes> {
+        if !self.waits() {
+            return Vec::new();
+        }
+        vec![Bytes::from(std::mem::take(&mut *self.held))]
+    }
+
     /// The stream has ended: an open match stays open, so what was held is no value.
     pub(super) fn finish(self) -> Vec<Bytes> {
         match self.held.is_empty() {
@@ -133,6 +147,25 @@ mod tests {
                 assert_eq!(found, 1);
             }
         }
+    }
+
+    #[test]
+    fn the_first_bytes_of_a_value_are_let_go_in_silence_and_no_more_of_it_however_it_dribbles() {
+        let automaton = automaton(&[CANARY]);
+        let mut masker = Masker::new(automaton);
+        let mut out = Vec::new();
+        for byte in CANARY.bytes().chain(*b" ends with S") {
+            out.extend(masker.push(Bytes::from(vec![byte])));
+            out.extend(masker.let_go());
+            assert!(masker.let_go().is_empty());
+        }
+        // Nothing is left waiting for what may never come.
+        let out = out.concat();
+        let hidden = CANARY.len() - LET_GO_BYTES_MAX;
+        let want = [&CANARY.as_bytes()[..LET_GO_BYTES_MAX], &vec![MASK; hidden], b" ends with S"];
+
+        assert_eq!(out, want.concat(), "{}", String::from_utf8_lossy(&out));
+        assert_eq!(masker.found(), 1);
     }
 
     #[test]

@@ -120,12 +120,16 @@ impl<'a> Reading<'a> {
             self.need(self.reader.buffer.len() + 1).await?;
         };
         let bytes = self.reader.buffer.split_to(length).freeze();
+        // A body whose trailers are refused is never done: nothing after it is a request.
+        let trailers = match bytes.len() {
+            2 => None,
+            _ => {
+                let fields = head::parse_trailers(&bytes);
+                Some(Piece::trailers(fields.map_err(|_| ReadError::Framing("trailers"))?)?)
+            }
+        };
         self.state = State::Done;
-        if bytes.len() == 2 {
-            return Ok(None);
-        }
-        let fields = head::parse_trailers(&bytes).map_err(|_| ReadError::Framing("trailers"))?;
-        Piece::trailers(fields).map(Some)
+        Ok(trailers)
     }
 
     /// Takes one line without its ending.
