@@ -106,7 +106,8 @@ struct Leaf {
     certified: Arc<CertifiedKey>,
     issued: Duration,
     not_after: Duration,
-    configs: Mutex<Vec<(Vec<Vec<u8>>, Arc<ServerConfig>)>>,
+    /// One for each list of protocols.
+    configs: Mutex<Vec<Arc<ServerConfig>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,7 +322,7 @@ impl Shared {
         alpn: &[&[u8]],
     ) -> Result<Arc<ServerConfig>, LeafError> {
         let mut configs = lock(&leaf.configs);
-        if let Some((_, config)) = configs.iter().find(|(known, _)| known == alpn) {
+        if let Some(config) = configs.iter().find(|config| config.alpn_protocols == alpn) {
             return Ok(config.clone());
         }
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
@@ -336,7 +337,7 @@ impl Shared {
         if configs.len() >= PROTOCOLS_MAX {
             configs.clear();
         }
-        configs.push((config.alpn_protocols.clone(), Arc::clone(&config)));
+        configs.push(Arc::clone(&config));
         Ok(config)
     }
 }
