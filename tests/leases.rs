@@ -254,7 +254,7 @@ async fn tunnel(held: &Held) -> TcpStream {
 async fn a_lease_that_is_closed_or_expires_takes_its_flows_and_its_token_with_it() {
     let (installation, _origin) = started("").await;
     for by_hand in [true, false] {
-        let options: &[&str] = if by_hand { &["--ttl", "8h"] } else { &["--ttl", "2s"] };
+        let options: &[&str] = if by_hand { &["--ttl", "8h"] } else { &["--ttl", "10s"] };
         let mut held = tokio::task::block_in_place(|| Held::open(&installation, options));
         let mut open = tunnel(&held).await;
         let egress = UnixStream::connect(installation.layout.proxyd_egress()).await;

@@ -205,22 +205,25 @@ async fn policies_and_secrets(layout: &Layout, serving: &[Daemon]) -> Vec<Findin
     // Where the daemons read them, if that is said; else where they would.
     let said = vault.as_ref().and_then(|vault| vault.policies.clone());
     let directory = said.unwrap_or_else(|| layout.policies.clone());
+    let former = vault.as_ref().and_then(not_in_force);
     let set = match policy::load(&directory) {
         Ok(set) => set,
         Err(failure) => {
             // The daemons may have been started elsewhere, with policies that are not ours to see.
             let grade = if directory.is_dir() { Grade::Bad } else { Grade::Warning };
             let finding = Finding::new("policies", grade, failure.text);
-            return vec![match failure.hint {
+            let finding = match failure.hint {
                 Some(hint) => finding.hint(hint),
                 None => finding,
-            }];
+            };
+            return [finding].into_iter().chain(former).collect();
         }
     };
     let names: Vec<&str> = set.names().collect();
     let place = directory.display();
     let mut findings =
         vec![Finding::new("policies", Grade::Good, format!("{place}: {}", names.join(", ")))];
+    findings.extend(former);
     if serving.contains(&Daemon::Harnessd) {
         findings.extend(default_environment(layout, &names).await);
     }
@@ -244,6 +247,14 @@ async fn policies_and_secrets(layout: &Layout, serving: &[Daemon]) -> Vec<Findin
         }
     }
     findings
+}
+
+/// Files that proxyd read again and could not put in force: a former state of them rules.
+fn not_in_force(proxyd: &ipc::vault::Health) -> Option<Finding> {
+    let problem = proxyd.problem.as_ref()?;
+    let text = format!("proxyd goes by generation {}, since\n{problem}", proxyd.generation);
+    let hint = "mend the file; policies are read again by themselves, proxyd.toml on SIGHUP";
+    Some(Finding::new("in force", Grade::Bad, text).hint(hint))
 }
 
 /// API environments that name no policy are ruled by this one.

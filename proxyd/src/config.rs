@@ -1,7 +1,7 @@
 //! proxyd's configuration: command line, then `proxyd.toml`, then the system's places.
 //!
 //! What the file says is the operator's alone; a file that others can write is refused. After
-//! [`Config::load`] no field needs a further check. `proxyd.toml.5.md` describes every key.
+//! [`Config::load`] no field needs a further check. proxyd(8) describes every key.
 
 mod idle;
 mod way_out;

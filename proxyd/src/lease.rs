@@ -45,6 +45,8 @@ pub struct Lease {
     pub holder: Holder,
     pub environment: String,
     pub owner: String,
+    /// Whose connections to upstreams it shares: those of the same owner and environment.
+    pub tenant: Arc<str>,
     pub sandbox: Option<SandboxId>,
     /// Known from the beginning, or assigned once.
     session: OnceLock<SessionId>,
@@ -76,6 +78,7 @@ impl Lease {
             listens: Mutex::default(),
             id: open.lease,
             holder: open.holder,
+            tenant: format!("{} {}", open.owner, open.environment).into(),
             environment: open.environment,
             owner: open.owner,
             sandbox: open.sandbox,

@@ -262,9 +262,9 @@ async fn exchange(
     let repeatable = asked.framing == Framing::None
         && asked.upgrade.is_none()
         && matches!(&asked.head.method[..], b"GET" | b"HEAD" | b"OPTIONS");
-    let environment = &scene.lease.environment;
+    let tenant = &scene.lease.tenant;
     let want = if asked.upgrade.is_some() { Want::Http1Only } else { asked.want };
-    let mut link = upstreams.link(permit, scene.scheme, environment, want, !repeatable).await?;
+    let mut link = upstreams.link(permit, scene.scheme, tenant, want, !repeatable).await?;
     outcome.line.address = Some(link.address.to_string());
     upstreams.note(&link, flow);
     for _ in 0..RETRIES_MAX {

@@ -2,7 +2,7 @@
 //!
 //! [`Upstreams::link`] takes the permit and keeps it: one permit, one request. The name that is
 //! verified is always the permit's; the operator's table may change where to dial and whose CA to
-//! trust, never that. Idle connections are kept per environment, host and credential, and an
+//! trust, never that. Idle connections are kept per owner, environment, host and credential, and an
 //! address is judged by the permit again before a kept connection is used.
 
 pub mod dial;
@@ -104,13 +104,13 @@ impl Upstreams {
         &self,
         permit: Permit,
         scheme: Scheme,
-        environment: &str,
+        tenant: &Arc<str>,
         want: Want,
         fresh: bool,
     ) -> Result<Link, UpstreamError> {
         let key = Key {
             shard: crate::shards::here(),
-            environment: environment.to_owned(),
+            tenant: Arc::clone(tenant),
             way: self.dialer.ways().of(permit.host()),
             scheme,
             host: permit.host().clone(),

@@ -88,6 +88,11 @@ impl Shown {
                 _ => {}
             }
         }
+        // A file that somebody set for these would be asked instead; in a sandbox every such file
+        // is ours, here it is not.
+        for name in ["npm_config_cafile", "YARN_HTTPS_CA_FILE_PATH"] {
+            variables.push(own(name, bundle));
+        }
         variables.extend(self.placeholders.iter().cloned());
         variables
     }

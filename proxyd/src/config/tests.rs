@@ -145,6 +145,50 @@ fn mistakes_name_the_key_and_repeat_no_password() {
 }
 
 #[test]
+fn every_key_is_in_the_manual() {
+    let manual = include_str!("../../../systemd/man/proxyd.8.md");
+    let keys = [
+        "runtime-dir",
+        "state-dir",
+        "policies-dir",
+        "log",
+        "trusted-uids",
+        "key",
+        "idle-timeout",
+        "tunnel-idle-timeout",
+        "lease-addresses",
+        "trust-store",
+        "dial",
+        "ca",
+        "client-certificate",
+        "client-key",
+        "proxy",
+        "connect-timeout",
+        "protocols",
+        "connections-max",
+        "url",
+        "resolve",
+        "user",
+        "password",
+        "no-proxy",
+    ];
+    // The error for a key that is none lists all that are: none may be missing above.
+    let top = load("no-such-key = 1\n").unwrap_err().to_string();
+    let row = load("[upstreams.\"a.test\"]\nno-such-key = 1\n").unwrap_err().to_string();
+    let proxy = load("[upstream-proxy]\nno-such-key = 1\n").unwrap_err().to_string();
+    let listed = format!("{top}{row}{proxy}");
+    let words = listed.split('`').skip(1).step_by(2);
+    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy", "trusted-users"];
+    for word in words.filter(|word| !tables.contains(word)) {
+        assert!(keys.contains(&word), "{word} is not in this list");
+    }
+
+    for key in keys {
+        assert!(manual.contains(&format!("**{key}**")), "{key} is not in proxyd(8)");
+    }
+}
+
+#[test]
 fn a_file_that_others_can_write_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();

@@ -243,7 +243,7 @@ impl FileUpstream {
             _ => return Err("client-certificate and client-key belong together".to_owned()),
         };
         let connect_timeout = match self.connect_timeout {
-            Some(text) => seconds(&text)?,
+            Some(text) => connect_timeout(&text)?,
             None => CONNECT_TIMEOUT,
         };
         if self.connections_max.is_some_and(|max| !(1..=CONNECTIONS_MAX).contains(&max)) {
@@ -272,13 +272,13 @@ fn absolute(key: &str, path: &std::path::Path) -> Result<(), String> {
     if path.is_absolute() { Ok(()) } else { Err(format!("{key} must be an absolute path")) }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let number = text.strip_suffix('s').and_then(|digits| digits.parse::<u64>().ok());
-    let span = number.map(Duration::from_secs).filter(|span| !span.is_zero());
-    span.filter(|span| *span <= CONNECT_TIMEOUT_MAX).ok_or_else(|| {
+fn connect_timeout(text: &str) -> Result<Duration, String> {
+    let span = policies::time_span(text).map_err(|why| format!("connect-timeout: {why}"))?;
+    if span.is_zero() || span > CONNECT_TIMEOUT_MAX {
         let most = CONNECT_TIMEOUT_MAX.as_secs();
-        format!("connect-timeout = {text:?} is not \"1s\" to \"{most}s\"")
-    })
+        return Err(format!("connect-timeout = {text:?} is not \"1s\" to \"{most}s\""));
+    }
+    Ok(span)
 }
 
 fn protocols(list: Option<&[String]>) -> Result<Protocols, String> {

@@ -34,6 +34,10 @@ const FIRST_BYTE: Duration = Duration::from_secs(10);
 /// The same on a connection that is refused anyway: long enough for any client that speaks first.
 const FIRST_BYTE_REFUSED: Duration = Duration::from_secs(3);
 
+/// Ports of protocols in which the server speaks first: their clients would wait for a word until
+/// the connection ends. FTP, SSH, telnet, SMTP, POP3, NNTP, IMAP, submission, MySQL, VNC, IRC.
+const SERVER_FIRST: [u16; 11] = [21, 22, 23, 25, 110, 119, 143, 587, 3306, 5900, 6667];
+
 /// What to do about a client that does not trust proxyd.
 const UNTRUSTED_HINT: &str = "have it use the bundle that SSL_CERT_FILE names, or list the host in \
     a rule of hosts and ports only, which is passed on unread";
@@ -201,6 +205,9 @@ async fn deny(target: &Target, incoming: Incoming, refusal: Refusal) {
 
 /// Tells a client why its connection leads nowhere, where its protocol has room for words.
 async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal: Refusal) {
+    if SERVER_FIRST.contains(&target.port) {
+        return incoming.reset();
+    }
     match incoming.first_byte(FIRST_BYTE_REFUSED).await {
         Some(hello::FIRST_BYTE) => {
             // Recorded already; a client that does not trust us learns nothing more.

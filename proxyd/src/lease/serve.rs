@@ -23,6 +23,8 @@ use crate::{Daemon, dns};
 
 /// How long a new connection may take to say what it wants.
 const OPEN: Duration = Duration::from_secs(10);
+/// Longest time that can be set for a lease.
+const TTL_SECONDS_MAX: u64 = 366 * 24 * 3600;
 /// How long a holder that comes back is given for its former connection to be noticed as gone.
 const TAKEOVER: Duration = Duration::from_secs(2);
 
@@ -226,8 +228,10 @@ fn check_terms(open: &Open, terms: &Terms) -> Result<Option<Hash>, Fault> {
     if stated && open.holder != Holder::Explicit {
         return Err(Fault::new(Code::Invalid, "only a lease for others has terms"));
     }
-    if terms.ttl_seconds == Some(0) {
-        return Err(Fault::new(Code::Invalid, "a lease of no time at all"));
+    if terms.ttl_seconds.is_some_and(|ttl| !(1..=TTL_SECONDS_MAX).contains(&ttl)) {
+        let days = TTL_SECONDS_MAX / (24 * 3600);
+        return Err(Fault::new(Code::Invalid, format!("a lease lasts 1 second to {days} days"))
+            .with_hint("without a time it lasts as long as its holder"));
     }
     let hash = terms.token_sha256.as_deref().map(|hex| {
         Hash::parse(hex).ok_or_else(|| Fault::new(Code::Invalid, "token_sha256 is not one in hex"))

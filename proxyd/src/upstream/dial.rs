@@ -45,6 +45,13 @@ pub struct Endpoint {
     via: Option<Arc<str>>,
 }
 
+impl Endpoint {
+    /// An address that is reached without a proxy.
+    pub fn direct(address: SocketAddr) -> Self {
+        Self { reached: Some(address), via: None }
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.reached, &self.via) {
@@ -223,7 +230,7 @@ impl Dialer {
         let room = self.room(permit, &route.way).await?;
         if let To::Addresses(addresses) = &route.to {
             let (stream, address) = self.connect(permit, &route.way, addresses).await?;
-            let address = Endpoint { reached: Some(address), via: None };
+            let address = Endpoint::direct(address);
             return Ok(Raw { stream: RawStream::Tcp(stream), address, _room: room });
         }
         let (stream, address) = self.tunnel(permit, route).await?;
@@ -239,7 +246,7 @@ impl Dialer {
         match &route.to {
             To::Addresses(addresses) => {
                 let (stream, address) = self.connect(permit, &route.way, addresses).await?;
-                let endpoint = Endpoint { reached: Some(address), via: None };
+                let endpoint = Endpoint::direct(address);
                 Ok((Stream::new(stream), endpoint))
             }
             To::Named(proxy, address) => {

@@ -164,7 +164,7 @@ mod tests {
         let mut held = Vec::new();
         // The first is taken into the queue; once one is left without an answer, it is full.
         while let Ok(stream) =
-            std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200))
+            std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1))
         {
             held.push(stream);
         }

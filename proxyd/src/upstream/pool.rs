@@ -1,8 +1,8 @@
 //! Connections kept between requests.
 //!
-//! A key holds everything that may make two connections differ in what they may do: environment,
-//! scheme, host, port, the credential that requests on it carry, and the way: CA, client
-//! certificate, proxy and all else that the operator's table says about the host.
+//! A key holds everything that may make two connections differ in what they may do: owner and
+//! environment, scheme, host, port, the credential that requests on it carry, and the way: CA,
+//! client certificate, proxy and all else that the operator's table says about the host.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,7 +26,9 @@ const CONNECTIONS_MAX: usize = 1024;
 pub struct Key {
     /// The thread that carries the connection.
     pub shard: Option<usize>,
-    pub environment: String,
+    /// Owner and environment: what one owner's request left in an upstream's connection is never
+    /// met by another's.
+    pub tenant: Arc<str>,
     pub way: Arc<Way>,
     pub scheme: Scheme,
     pub host: Host,
@@ -102,5 +104,51 @@ impl Pool {
             !list.is_empty()
         });
         kept.count = kept.idle.values().map(Vec::len).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::way::Ways;
+    use super::*;
+    use crate::config::WayOut;
+    use crate::relay::stream::Stream;
+
+    fn key() -> Key {
+        let host = Host::parse("a.test").unwrap();
+        Key {
+            shard: None,
+            tenant: "uid:1 dev".into(),
+            way: Ways::load(&WayOut::default(), None).unwrap().of(&host),
+            scheme: Scheme::Https,
+            host,
+            port: 443,
+            credential: Some("api".to_owned()),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_kept_connection_serves_only_what_may_do_the_same_in_every_respect() {
+        let own = key();
+        let others = [
+            ("shard", Key { shard: Some(1), ..own.clone() }),
+            ("owner", Key { tenant: "uid:2 dev".into(), ..own.clone() }),
+            ("environment", Key { tenant: "uid:1 other".into(), ..own.clone() }),
+            ("way", Key { way: key().way, ..own.clone() }),
+            ("scheme", Key { scheme: Scheme::Http, ..own.clone() }),
+            ("host", Key { host: Host::parse("b.test").unwrap(), ..own.clone() }),
+            ("port", Key { port: 444, ..own.clone() }),
+            ("credential", Key { credential: Some("other".to_owned()), ..own.clone() }),
+            ("no credential", Key { credential: None, ..own.clone() }),
+        ];
+        let pool = Pool::default();
+        let (_upstream, end) = tokio::io::duplex(64);
+        let connection = Box::new(Connection::new(Stream::new(end)));
+        pool.keep(own.clone(), connection, Endpoint::direct("127.0.0.1:443".parse().unwrap()));
+
+        for (what, other) in others {
+            assert!(pool.idle(&other, false).is_none(), "another {what}");
+        }
+        assert!(pool.idle(&own, false).is_some());
     }
 }

@@ -121,12 +121,9 @@ pub fn public_roots(named: Option<&Path>) -> Result<Arc<RootCertStore>, TrustErr
             tracing::warn!(%error, "part of the host's trust store is not readable");
         }
         roots.add_parsable_certificates(native.certs);
-        if roots.is_empty() {
-            let reason = native
-                .errors
-                .first()
-                .map_or("it holds no certificate".to_owned(), |e| e.to_string());
-            return Err(TrustError::file("trust store", path, reason));
+        // A store that cannot be read must not pass for one that trusts nobody.
+        if let (true, Some(error)) = (roots.is_empty(), native.errors.first()) {
+            return Err(TrustError::file("trust store", path, error.to_string()));
         }
     }
     if roots.is_empty() {
