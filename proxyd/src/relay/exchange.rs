@@ -414,3 +414,7 @@ impl Scrubbing<'_> {
         Ok(Some(BodyScrubber::new(patterns, encoding.map(|value| &value[..]))?))
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

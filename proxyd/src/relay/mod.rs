@@ -16,3 +16,6 @@ pub mod stream;
 pub mod switched;
 pub mod tunnel;
 pub mod websocket;
+
+#[cfg(test)]
+mod differential_tests;

@@ -34,8 +34,8 @@ pub enum InterceptError {
     Slow,
 }
 
-/// The protocols offered to clients, in our order.
-const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+/// The protocols offered to clients, in our order. Those that want HTTP/1.0 ask for nothing else.
+const ALPN: [&[u8]; 3] = [b"h2", b"http/1.1", b"http/1.0"];
 
 /// A connection whose TLS ends here.
 pub struct Intercepted {
