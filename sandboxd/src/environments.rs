@@ -1,18 +1,30 @@
 //! The policy files as sandboxd sees them: read when they changed, kept when they are broken.
 //!
 //! sandboxd uses their `[sandbox]` tables and asks nothing about egress: that is proxyd's. It
-//! looks at the files' times whenever a sandbox is to be made, so a changed file rules the next
+//! looks at the files' metadata whenever a sandbox is to be made, so a changed file rules the next
 //! sandbox; those that live keep what they were made with.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use ipc::fault::{Code, Fault};
 use policies::{Policy, PolicySet};
+use sha2::{Digest, Sha256};
 
-/// Name, time of change and length of each file: when they are the same, so are the files.
-type Fingerprint = Vec<(std::ffi::OsString, Option<SystemTime>, u64)>;
+/// What the kernel says of each file: when all is the same, so are the files. The time of change of
+/// an inode cannot be set by anybody, a replaced file has another inode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Fingerprint {
+    files: Vec<(std::ffi::OsString, [u64; 3], [i64; 4])>,
+    /// A file changed so shortly before it was looked at that the next change may bear the same
+    /// time.
+    unsettled: bool,
+}
+
+/// Coarser than the clock of any file system that keeps times below a second.
+const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// All environments of one directory.
 #[derive(Debug)]
@@ -27,6 +39,8 @@ struct Known {
     set: Option<Arc<PolicySet>>,
     /// Why the files as they are now could not be read.
     broken: Option<String>,
+    /// Of the files' contents.
+    digest: Vec<u8>,
 }
 
 impl Environments {
@@ -59,8 +73,15 @@ impl Environments {
             let directory = self.directory.display();
             Fault::new(Code::Missing, format!("cannot read policies in {directory}: {e}"))
         })?;
-        if known.fingerprint != fingerprint || (known.set.is_none() && known.broken.is_none()) {
+        let unread = known.set.is_none() && known.broken.is_none();
+        if known.fingerprint != fingerprint || fingerprint.unsettled || unread {
             known.fingerprint = fingerprint;
+            let digest = digest(&self.directory, &known.fingerprint);
+            if known.digest == digest && !unread {
+                // The same files, touched or looked at too soon: what is ready for them stays.
+                return known.answer();
+            }
+            known.digest = digest;
             match PolicySet::load(&self.directory) {
                 Ok(set) => {
                     known.set = Some(Arc::new(set));
@@ -76,7 +97,13 @@ impl Environments {
                 }
             }
         }
-        match (&known.set, &known.broken) {
+        known.answer()
+    }
+}
+
+impl Known {
+    fn answer(&self) -> Result<Arc<PolicySet>, Fault> {
+        match (&self.set, &self.broken) {
             (Some(set), _) => Ok(Arc::clone(set)),
             (None, broken) => {
                 let why = broken.as_deref().unwrap_or("nothing was read");
@@ -87,16 +114,37 @@ impl Environments {
     }
 }
 
+/// Stands for the contents. A file that cannot be read makes loading fail, which says why.
+fn digest(directory: &Path, fingerprint: &Fingerprint) -> Vec<u8> {
+    let mut all = Sha256::new();
+    for (name, ..) in &fingerprint.files {
+        let text = std::fs::read(directory.join(name)).unwrap_or_default();
+        all.update(name.as_encoded_bytes());
+        all.update((text.len() as u64).to_le_bytes());
+        all.update(text);
+    }
+    all.finalize().to_vec()
+}
+
 fn fingerprint(directory: &Path) -> std::io::Result<Fingerprint> {
-    let mut found = Vec::new();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut found = Fingerprint::default();
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.path().extension().is_some_and(|e| e == "toml") {
-            let meta = entry.metadata()?;
-            found.push((entry.file_name(), meta.modified().ok(), meta.len()));
+            // The file that a link leads to: that is what is read.
+            let meta = std::fs::metadata(entry.path()).or_else(|_| entry.metadata())?;
+            let inode = [meta.dev(), meta.ino(), meta.len()];
+            let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
+            let changed = Duration::new(
+                meta.ctime().try_into().unwrap_or(0),
+                meta.ctime_nsec().try_into().unwrap_or(0),
+            );
+            found.unsettled |= now.saturating_sub(changed) < CLOCK_TICK;
+            found.files.push((entry.file_name(), inode, times));
         }
     }
-    found.sort();
+    found.files.sort();
     Ok(found)
 }
 
@@ -119,6 +167,21 @@ mod tests {
 
         assert_eq!(environments.policy("dev").unwrap().description, "second");
         assert!(environments.policy("x").unwrap_err().text.contains("x.toml"));
+    }
+
+    #[test]
+    fn a_change_of_the_same_length_under_the_same_time_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("dev.toml");
+        let environments = Environments::new(dir.path().to_owned());
+        for word in ["one", "two", "six", "ten"] {
+            let time = std::fs::FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+            let text = format!("description = \"{word}\"\n");
+            std::fs::write(&file, text).unwrap();
+            std::fs::File::options().write(true).open(&file).unwrap().set_times(time).unwrap();
+
+            assert_eq!(environments.policy("dev").unwrap().description, word);
+        }
     }
 
     #[test]

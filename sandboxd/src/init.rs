@@ -52,7 +52,7 @@ use self::spare::Spare;
 use self::trust::Trust;
 use crate::plan::{INSIDE_ID, Mount, SandboxPlan};
 use crate::sys::landlock::{LandlockError, Rules};
-use crate::sys::process::{fork, ignore_children};
+use crate::sys::process::{fork, give_back_memory, ignore_children, set_title};
 use crate::sys::seccomp::Filter;
 use crate::trust::BUNDLE_BYTES_MAX;
 use crate::zygote::memory;
@@ -143,6 +143,7 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     let kernel = |step| move |error: rustix::io::Errno| Broken::at(step)(error.into());
     // 1. Before that, every id is the overflow id and nothing can be owned.
     wait_for_ids(&start.mapped)?;
+    set_title("init");
     // 2. Through the host's /proc, which step 8 drops; after step 4 it would not be ours to write.
     std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).map_err(Broken::at("oom score"))?;
     // 3.
@@ -168,6 +169,9 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     let spare = Spare::make(&restraints)?;
     // 9.
     let private = root::build(&plan, sources, &mut host).map_err(Broken::at("root"))?;
+    // One that is being forked at that moment might keep the old root.
+    spare.are_there()?;
+    root::turn().map_err(Broken::at("root"))?;
     // 10.
     let bundle = certificates.as_ref().map(trust::Original::again).transpose();
     let bundle = bundle.map_err(Broken::at("certificates"))?;
@@ -336,6 +340,7 @@ fn layers(uid: Option<u32>, ports: &Ports, filter: &Filter, limits: &str) -> Vec
 fn serve(socket: &OwnedFd, half: Half, trust: &Trust) -> i32 {
     let mut state = State::Half(Box::new(half));
     loop {
+        give_back_memory();
         let (order, mut fds) = match ipc::fd::receive::<Order>(socket) {
             Ok(received) => received,
             Err(ipc::fd::MessageError::Socket(error))

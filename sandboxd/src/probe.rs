@@ -38,6 +38,8 @@ pub struct ProbeError {
     pub text: String,
     /// The one command or container flag that changes it.
     pub hint: String,
+    /// Something ran out at this moment, which says nothing about what the host offers.
+    pub passing: bool,
 }
 
 /// Starts a zygote of its own, probes, and ends it: for `doctor`. Blocking, well under a second.
@@ -47,6 +49,7 @@ pub fn host(exec: &SelfExec) -> Result<HostFacts, ProbeError> {
         step: "zygote".to_owned(),
         text: error.to_string(),
         hint: "sandboxd executes itself through /proc/self/exe: /proc must be mounted".to_owned(),
+        passing: false,
     })?;
     with(&zygote)
 }
@@ -62,6 +65,7 @@ pub fn with(zygote: &Zygote) -> Result<HostFacts, ProbeError> {
             hint: "start sandboxd as an ordinary user, or with CAP_SETUID, CAP_SETGID and \
                    CAP_SYS_ADMIN (or CAP_CHOWN and CAP_DAC_OVERRIDE)"
                 .to_owned(),
+            passing: false,
         });
     }
     let layers = attempt(zygote).map_err(explain)?;
@@ -164,7 +168,17 @@ fn explain(error: CellError) -> ProbeError {
     };
     let hint = hint(&step, errno, &|path| std::fs::read_to_string(path).ok()).to_owned();
     let meaning = meaning(&step, errno).map(|m| format!(" ({m})")).unwrap_or_default();
-    ProbeError { step, text: format!("{text}{meaning}"), hint }
+    let passing = errno.is_some_and(passes);
+    ProbeError { step, text: format!("{text}{meaning}"), hint, passing }
+}
+
+/// Whether an error number means that something ran out which others may give back: descriptors,
+/// memory, processes.
+fn passes(errno: i32) -> bool {
+    use rustix::io::Errno;
+    const PASSING: &[Errno] =
+        &[Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::NOBUFS];
+    PASSING.contains(&Errno::from_raw_os_error(errno))
 }
 
 /// What an error number says at this step, where its own words mislead.
@@ -239,6 +253,7 @@ mod tests {
         assert!(hint_with("clone", 24, ("", "")).contains("ulimit -n"));
         assert!(meaning("clone", Some(28)).is_some_and(|m| m.contains("max_user_namespaces")));
         assert_eq!(meaning("root", Some(28)), None);
+        assert!(passes(24) && passes(12) && !passes(1) && !passes(28));
         assert!(hint_with("root", 1, ("", "")).contains("systempaths=unconfined"));
         assert!(hint_with("landlock", 0, ("", "")).contains("lsm="));
     }

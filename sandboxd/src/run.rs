@@ -105,7 +105,7 @@ pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
     eprintln!("sandboxd: {error}");
     ExitCode::from(match error {
         RunError::Config(_) | RunError::Policies(_) => EXIT_CONFIG,
-        RunError::Host(_) => EXIT_HOST,
+        RunError::Host(error) if !error.passing => EXIT_HOST,
         _ => EXIT_RUNTIME,
     })
 }

@@ -27,7 +27,7 @@ use self::owners::Owners;
 use crate::init;
 use crate::plan::Mount;
 use crate::sys::descriptors::{close_all_but, close_from};
-use crate::sys::process::{Namespaces, clone_into, ignore_children};
+use crate::sys::process::{Namespaces, clone_into, give_back_memory, ignore_children};
 use crate::sys::seccomp::Filter;
 
 pub(crate) use start::in_time;
@@ -93,6 +93,7 @@ fn means() -> rustix::io::Result<Means> {
 /// Makes cells until sandboxd closes the socket.
 fn serve(means: &mut Means) {
     loop {
+        give_back_memory();
         let (request, mut fds) = match ipc::fd::receive::<Request>(&means.socket) {
             Ok(received) => received,
             Err(ipc::fd::MessageError::Malformed(error)) => {

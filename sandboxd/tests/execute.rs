@@ -455,3 +455,26 @@ async fn the_daemon_drains_when_told_to_stop() {
     assert_eq!(receipt.unwrap().outcome, Outcome::OutcomeUnknown);
     assert_eq!(status.code(), Some(0));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn git_commits_in_worktrees_submodules_and_split_repositories() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let script = r"
+        set -e
+        export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
+        git init -q main && cd main && echo 1 > f && git add f && git commit -q -m one
+        git worktree add -q ../tree -b side
+        (cd ../tree && echo 2 > g && git add g && git commit -q -m two && git status --short)
+        git clone -q --bare . ../bare.git
+        git -c protocol.file.allow=always submodule --quiet add ../bare.git sub && git commit -q -m sub
+        cd .. && git init -q --separate-git-dir gitdir split && cd split
+        echo 3 > h && git add h && git commit -q -m three
+        git -C ../main log --oneline --all | wc -l; git log --oneline | wc -l
+    ";
+
+    let receipt = daemon.bash(&session, script).await;
+
+    assert_eq!(text(&receipt), "3\n1\n");
+    assert!(!receipt.is_error, "{receipt:?}");
+}

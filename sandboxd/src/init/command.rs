@@ -21,7 +21,9 @@ use super::failure;
 use super::tree::sweep;
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
-use crate::sys::process::{Ended, Reaped, child_events, default_signals, execute, fork, reap};
+use crate::sys::process::{
+    Ended, Reaped, child_events, default_signals, execute, fork, give_back_memory, reap,
+};
 use crate::sys::seccomp::Subject;
 use crate::zygote::memory;
 use crate::zygote::message::{Control, Failure, Program, Report};
@@ -92,6 +94,7 @@ pub(super) fn follow(
         let _ = sweep(events, |_| {});
         return Ok(());
     }
+    give_back_memory();
     watch(socket, events, main)
 }
 

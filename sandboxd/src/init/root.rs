@@ -333,8 +333,7 @@ pub fn keep_host(plan: &SandboxPlan) -> Result<Host> {
     Ok(Host { root: open_root(Path::new("/"))?, workspaces, later: Vec::new() })
 }
 
-/// Builds the new root and enters it; the old one stays mounted over it. Returns the root's own file
-/// system, writable for whoever holds this descriptor and read-only for everybody else.
+/// Builds the new root, in the working directory. Returns the root's own file system, writable for whoever holds this descriptor and read-only for everybody else.
 pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<OwnedFd> {
     let stage = STAGES
         .iter()
@@ -356,9 +355,14 @@ pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<Ow
     populate(plan, &sources)?;
     attach(sources.sources)?;
     filesystems(plan)?;
-    rustix::process::pivot_root(".", ".")?;
-    rustix::process::chdir("/")?;
     Ok(private)
+}
+
+/// Enters the new root, and with this process all that have the old one; the old one stays mounted
+/// over it.
+pub fn turn() -> Result<()> {
+    rustix::process::pivot_root(".", ".")?;
+    Ok(rustix::process::chdir("/")?)
 }
 
 /// Shows the workspace, whose mount the zygote has `given` where owners are mapped, and lets go of

@@ -23,6 +23,8 @@ use crate::zygote::message::{Program, Report};
 pub struct Spare {
     guard: OwnedFd,
     child: OwnedFd,
+    /// A byte comes when both are there.
+    there: OwnedFd,
 }
 
 /// What each is told, once. Attached for the guard: the command's socket; for the child: the domain,
@@ -36,16 +38,28 @@ impl Spare {
         let pair = || ipc::fd::pair().map_err(Broken::at("spare"));
         let (guard, guards) = pair()?;
         let (child, childs) = pair()?;
+        let (there, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| Broken::at("spare")(error.into()))?;
         fork(|| {
             // Every owner of what is closed here belongs to a frame that this process never
             // returns to.
-            if close_all_but(&[guards.as_fd(), childs.as_fd()]).is_err() {
+            if close_all_but(&[guards.as_fd(), childs.as_fd(), tell.as_fd()]).is_err() {
                 return 1;
             }
-            watch_over(&guards, childs, restraints)
+            watch_over(&guards, childs, tell, restraints)
         })
         .map_err(Broken::at("spare"))?;
-        Ok(Self { guard, child })
+        Ok(Self { guard, child, there })
+    }
+
+    /// Waits until both have been forked.
+    pub fn are_there(&self) -> Result<(), Broken> {
+        let mut byte = [0u8; 1];
+        match rustix::io::retry_on_intr(|| rustix::io::read(&self.there, &mut byte)) {
+            Ok(1) => Ok(()),
+            Ok(_) => Err(Broken::at("spare")(std::io::Error::other("the guard has ended"))),
+            Err(error) => Err(Broken::at("spare")(error.into())),
+        }
     }
 
     /// Has them run a program: `fds` begins with its memory file. A child that is gone by now is one
@@ -61,7 +75,7 @@ impl Spare {
 }
 
 /// The guard; returns its exit status.
-fn watch_over(orders: &OwnedFd, childs: OwnedFd, restraints: &Restraints) -> i32 {
+fn watch_over(orders: &OwnedFd, childs: OwnedFd, tell: OwnedFd, restraints: &Restraints) -> i32 {
     let prepared = silence()
         .map_err(|error| Broken::at("descriptors")(error.into()))
         .and_then(|()| prepare_guard());
@@ -69,6 +83,9 @@ fn watch_over(orders: &OwnedFd, childs: OwnedFd, restraints: &Restraints) -> i32
         let main = fork(|| wait_as_child(&childs, writer, restraints));
         Ok((events, reader, main.map_err(Broken::at("fork"))?))
     });
+    // PID 1 sees the end if this fails.
+    let _ = rustix::io::write(&tell, b"+");
+    drop(tell);
     // PID 1 is gone, or never had a command: the child, which hears the same, ends with this.
     let Ok((Go, mut fds)) = ipc::fd::receive::<Go>(orders) else { return 0 };
     let Some(socket) = fds.pop() else { return 1 };

@@ -178,6 +178,40 @@ fn block(signals: &[nix::sys::signal::Signal]) {
         .expect("a valid set and a valid `how` are never refused");
 }
 
+/// Gives freed memory back to the kernel. A process of a cell waits for most of its life, and a
+/// thousand of them do; what the zygote holds, every cell would hold a copy of.
+pub fn give_back_memory() {
+    // SAFETY: it touches free memory of the allocator's only, under the allocator's own lock.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Replaces the command line that others read in `/proc/PID/cmdline`, and the name, by `title`: the
+/// commands of a sandbox are not told how its first process was started. What is longer than the
+/// command line was is cut.
+pub fn set_title(title: &str) {
+    let _ = nix::sys::prctl::set_name(&std::ffi::CString::new(title).unwrap_or_default());
+    let Some((start, length)) = command_line() else { return };
+    let shown = &title.as_bytes()[..title.len().min(length.saturating_sub(1))];
+    // SAFETY: the kernel says that the arguments lie here, which the C library put nothing else
+    // into; nothing reads them any more, since the arguments were parsed into owned strings.
+    unsafe {
+        std::ptr::write_bytes(start as *mut u8, 0, length);
+        std::ptr::copy_nonoverlapping(shown.as_ptr(), start as *mut u8, shown.len());
+    }
+}
+
+/// Where the arguments of this process lie: fields 48 and 49 of proc_pid_stat(5).
+fn command_line() -> Option<(usize, usize)> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let mut after_name = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let start: usize = after_name.nth(45)?.parse().ok()?;
+    let end: usize = after_name.next()?.parse().ok()?;
+    (start != 0 && end > start).then(|| (start, end - start))
+}
+
 /// Executes `path`; returns only the error.
 pub fn execute(
     path: &std::ffi::CStr,

@@ -400,3 +400,15 @@ async fn a_command_cannot_signal_or_trace_its_guard() {
         assert_eq!(run(&cell, "echo alive").await.output, "alive");
     }
 }
+
+#[tokio::test]
+async fn nothing_in_proc_says_how_the_sandbox_was_started() {
+    let place = Place::new();
+    let cell = place.cell().await;
+
+    let lines = run(&cell, "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; cat /proc/1/comm").await;
+
+    assert_eq!(lines.exit.code, Some(0));
+    assert!(!lines.output.contains("sandboxd") && !lines.output.contains("zygote"), "{lines:?}");
+    assert!(lines.output.contains("init"), "{lines:?}");
+}
