@@ -6,6 +6,7 @@ use rusqlite::{Connection, params};
 
 use super::event::{Body, Event, NewEvent, Status};
 use super::objects::{self, NewObject};
+use super::writer::{Chains, Desk};
 use super::{Chain, Guard, Log, LogError, Tombstone, chain, read};
 
 impl Log {
@@ -26,7 +27,9 @@ impl Log {
                 let values = params![session.as_str(), object.owner, chain::GENESIS, time];
                 connection.execute(sql, values)?;
                 objects::insert(connection, &object, &time)?;
-                append(connection, &session, Guard::default(), events, &time)
+                let prepared = prepare(&session, events)?;
+                let desk = Desk { connection, chains: &mut Chains::default() };
+                append(desk, &session, Guard::default(), prepared, &time)
             })
             .await
     }
@@ -39,8 +42,10 @@ impl Log {
         events: Vec<NewEvent>,
     ) -> Result<Vec<Event>, LogError> {
         let (id, time) = (session.clone(), self.now());
-        let work = move |connection: &Connection| append(connection, &id, guard, events, &time);
-        let appended = self.inner.writer.run(work).await?;
+        // Made here, where many can, and not on the one thread that writes.
+        let prepared = prepare(session, events)?;
+        let work = move |desk: Desk<'_>| append(desk, &id, guard, prepared, &time);
+        let appended = self.inner.writer.run_simple(work).await?;
         self.inner.signals.grown(session);
         Ok(appended)
     }
@@ -55,35 +60,67 @@ impl Log {
     }
 }
 
+/// An event as its row holds it, but for its place.
+struct Prepared {
+    kind: String,
+    text: String,
+    event: NewEvent,
+}
+
+fn prepare(session: &SessionId, events: Vec<NewEvent>) -> Result<Vec<Prepared>, LogError> {
+    let prepare = |event: NewEvent| {
+        let (kind, text) = event.body.to_columns().map_err(|e| LogError::Unreadable {
+            session: session.clone(),
+            seq: 0,
+            why: e.to_string(),
+        })?;
+        Ok(Prepared { kind, text, event })
+    };
+    events.into_iter().map(prepare).collect()
+}
+
+/// Checks, then writes: what fails before the first write has changed nothing.
 fn append(
-    connection: &Connection,
+    desk: Desk<'_>,
     session: &SessionId,
     guard: Guard,
-    events: Vec<NewEvent>,
+    events: Vec<Prepared>,
     time: &str,
 ) -> Result<Vec<Event>, LogError> {
-    let mut chain =
-        read::chain(connection, session)?.ok_or_else(|| LogError::NoSession(session.clone()))?;
-    check(&chain, guard)?;
+    let Desk { connection, chains } = desk;
+    let mut chain = match chains.take(session) {
+        Some(chain) => chain,
+        None => {
+            read::chain(connection, session)?.ok_or_else(|| LogError::NoSession(session.clone()))?
+        }
+    };
+    if let Err(error) = check(&chain, guard) {
+        chains.put(chain);
+        return Err(error);
+    }
     // The clock may step back; the order of a session's times may not.
-    let time = time.max(&chain.updated_at).to_owned();
+    if time > chain.updated_at.as_str() {
+        time.clone_into(&mut chain.updated_at);
+    }
     let mut appended = Vec::with_capacity(events.len());
-    for event in events {
-        if let Some(status) = event.body.status() {
+    for prepared in events {
+        let body = &prepared.event.body;
+        if let Some(status) = body.status() {
             chain.status = status;
         }
-        chain.unsettled |= event.body.calls_for_the_loop();
-        appended.push(insert(connection, &mut chain, event, &time)?);
+        chain.unsettled |= body.calls_for_the_loop();
+        appended.push(insert(connection, &mut chain, prepared)?);
     }
     if guard.settles {
         chain.unsettled = false;
     }
     let sql = "UPDATE chains SET status = ?2, events = ?3, head = ?4, unsettled = ?5,
                updated_at = ?6 WHERE session = ?1";
-    let status = chain.status.as_str();
+    let (status, time) = (chain.status.as_str(), &chain.updated_at);
     let summary =
         params![session.as_str(), status, chain.events, chain.head, chain.unsettled, time];
     connection.prepare_cached(sql)?.execute(summary)?;
+    chains.put(chain);
     Ok(appended)
 }
 
@@ -97,7 +134,9 @@ pub(super) fn note(
     // The loop's own guard: an archived session may be remarked upon.
     let fence = read::chain(connection, session)?.map(|chain| chain.fence);
     let guard = Guard { fence, ..Guard::default() };
-    append(connection, session, guard, vec![body.into()], time).map(drop)
+    let prepared = prepare(session, vec![body.into()])?;
+    let desk = Desk { connection, chains: &mut Chains::default() };
+    append(desk, session, guard, prepared, time).map(drop)
 }
 
 fn check(chain: &Chain, guard: Guard) -> Result<(), LogError> {
@@ -119,25 +158,20 @@ fn check(chain: &Chain, guard: Guard) -> Result<(), LogError> {
 fn insert(
     connection: &Connection,
     chain: &mut Chain,
-    event: NewEvent,
-    time: &str,
+    prepared: Prepared,
 ) -> Result<Event, LogError> {
+    let Prepared { kind, text, event } = prepared;
     let seq = chain.events + 1;
-    let (kind, body) = event.body.to_columns().map_err(|e| LogError::Unreadable {
-        session: chain.session.clone(),
-        seq,
-        why: e.to_string(),
-    })?;
     let mut row = LogEvent {
         seq,
         id: event.id,
-        time: time.to_owned(),
+        time: chain.updated_at.clone(),
         kind,
         body: serde_json::Value::Null,
         previous: std::mem::take(&mut chain.head),
         hash: String::new(),
     };
-    row.hash = chain::hash(chain.session.as_str(), &row, &body);
+    row.hash = chain::hash(chain.session.as_str(), &row, &text);
     let sql = "INSERT INTO events (session, seq, id, time, kind, body, previous, hash)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     connection.prepare_cached(sql)?.execute(params![
@@ -146,7 +180,7 @@ fn insert(
         row.id,
         row.time,
         row.kind,
-        body,
+        text,
         row.previous,
         row.hash
     ])?;
