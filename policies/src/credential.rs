@@ -1,6 +1,9 @@
 //! A credential as a policy names it: where its secret lies and where it may go, never its value.
 
 use core::fmt;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
 use crate::pattern::HostPattern;
@@ -10,11 +13,16 @@ use crate::pattern::HostPattern;
 pub struct Credential {
     pub name: String,
     pub secret: SecretRef,
+    /// What is had for the secret before anything is put in; none: the secret itself.
+    pub grant: Option<Grant>,
     pub inject: Inject,
+    pub when: When,
     /// The hosts it may go to, whatever a rule says: the second, independent check.
     pub hosts: Vec<HostPattern>,
-    /// The variable under which the sandbox sees a placeholder.
-    pub env: Option<String>,
+    /// The variables under which the sandbox sees placeholders.
+    pub env: Vec<String>,
+    /// What its placeholders look like, where the variables' names do not say it.
+    pub shape: Option<String>,
     /// Whether it may go over plain HTTP.
     pub allow_plaintext: bool,
 }
@@ -41,8 +49,24 @@ pub enum Inject {
     Basic { user: String },
     /// A header of its own; `{}` in the template stands for the value. The name is lower case.
     Header { name: String, template: String },
+    /// A parameter of the query.
+    Query { name: String },
     /// Replaces the placeholder wherever it stands in the places listed.
     Placeholder { places: Vec<Place> },
+    /// Signs requests again that were signed with placeholders; both lists bound the scope.
+    AwsSigV4 { regions: Vec<String>, services: Vec<String> },
+}
+
+/// When a credential takes the place of what the sandbox sent in its slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum When {
+    /// In every request.
+    #[default]
+    Always,
+    /// Where the sandbox sent no key of its own.
+    Absent,
+    /// Where the sandbox sent the placeholder.
+    Placeholder,
 }
 
 /// Where a placeholder is replaced.
@@ -54,6 +78,53 @@ pub enum Place {
     Basic,
     Path,
     Query,
+    /// In a body of known form, held back until it is whole.
+    Body,
+}
+
+/// What is asked of a server that gives access tokens for the secret. Part of a question to the
+/// vault, which is why it can be written down; it names no value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grant {
+    pub kind: GrantKind,
+    /// Where the tokens are to be had: `https://…`.
+    pub url: String,
+    pub client: Option<Client>,
+    /// Further parameters of the request: `scope`, `resource`, `audience`.
+    pub parameters: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum GrantKind {
+    /// RFC 6749, section 6: the secret is the refresh token.
+    RefreshToken,
+    /// RFC 6749, section 4.4: the secret is the client's.
+    ClientCredentials,
+    /// RFC 7523: the secret is the key that signs assertions.
+    JwtBearer { issuer: String, subject: Option<String>, audience: String, key_id: Option<String> },
+    /// The secret is the app's key; the URL is that of the installation's tokens.
+    GithubApp { app: String, repositories: Vec<String>, permissions: BTreeMap<String, String> },
+}
+
+/// Who asks for tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Client {
+    pub id: String,
+    /// Name of its secret in the vault, where that is not the credential's own.
+    pub secret: Option<String>,
+    pub auth: ClientAuth,
+}
+
+/// How a client shows its secret (RFC 6749, section 2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClientAuth {
+    Basic,
+    Post,
+    None,
 }
 
 impl Credential {

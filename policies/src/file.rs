@@ -6,11 +6,15 @@
 
 mod credentials;
 mod egress;
+mod grants;
 mod groups;
+mod inject;
 mod lint;
 mod reader;
 mod sandbox;
 pub(crate) mod units;
+
+pub use egress::split_url;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,9 +40,12 @@ pub const KEYS: &[(&str, &[&str])] = &[
     ("egress.allow.git", egress::GIT),
     ("mcp.NAME", egress::MCP),
     ("credentials.NAME", credentials::CREDENTIAL),
-    ("credentials.NAME.inject", credentials::INJECT),
-    ("credentials.NAME.inject.basic", credentials::BASIC),
-    ("credentials.NAME.inject.header", credentials::HEADER),
+    ("credentials.NAME.inject", inject::INJECT),
+    ("credentials.NAME.inject.basic", inject::BASIC),
+    ("credentials.NAME.inject.header", inject::HEADER),
+    ("credentials.NAME.inject.aws-sigv4", inject::SIGV4),
+    ("credentials.NAME.inject.oauth2", grants::OAUTH2),
+    ("credentials.NAME.inject.github-app", grants::GITHUB_APP),
     ("groups.toml", groups::GROUPS),
 ];
 

@@ -34,12 +34,14 @@ pub mod set;
 mod shipped;
 
 pub use address::AddressRange;
-pub use credential::{Backend, Credential, Inject, Place, SecretRef};
+pub use credential::{
+    Backend, Client, ClientAuth, Credential, Grant, GrantKind, Inject, Place, SecretRef, When,
+};
 pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};
 pub use egress::{ConnectDecision, Decision, EgressRequest, Permit, Scheme};
 pub use explain::explain;
-pub use file::{KEYS, units::time as time_span};
+pub use file::{KEYS, split_url, units::time as time_span};
 pub use host::{Host, HostError};
 pub use pattern::HostPattern;
 pub use policy::{Access, McpServer, Policy};

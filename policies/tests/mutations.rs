@@ -157,6 +157,19 @@ fn damaged_policies_end_in_an_answer() {
 }
 
 #[test]
+fn a_mistake_after_another_ends_in_an_answer() {
+    // Made up by a fuzzer: dotted keys that extend what is no value.
+    let pieces = ["a", ".", "b", "=", "_", "[", "]", "\n", "\"", "\u{1}", "x", ",", "{", "}", " "];
+    let mut dice = Dice(0x5eed_0006);
+    for _ in 0..200_000 {
+        let text = dice.text(&pieces, 24);
+        if let Err(found) = PolicySet::parse(&[("dev.toml".to_owned(), text)]) {
+            assert!(!found.is_empty());
+        }
+    }
+}
+
+#[test]
 fn damaged_ranges_end_in_an_answer() {
     let mut dice = Dice(0x5eed_0005);
     let pieces = ["10", ".", "0", "/", "8", "::", "fd", ":", "32", "129", "-", "+", "ffff"];

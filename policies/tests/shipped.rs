@@ -60,7 +60,7 @@ fn shipped_environments_allow_what_they_are_for_and_nothing_else() {
         (billing.secret.to_string(), &billing.inject),
         ("local:billing".into(), &Inject::Bearer)
     );
-    assert_eq!(billing.env.as_deref(), Some("BILLING_TOKEN"));
+    assert_eq!(billing.env, ["BILLING_TOKEN"]);
     let host = Host::parse("billing.example").unwrap();
     assert!(matches!(demo.at_connect(&host, 443), ConnectDecision::Inspect));
 }

@@ -167,6 +167,19 @@ impl Config {
         })
     }
 
+    /// The command line that leads to the same configuration.
+    pub fn command_line(&self) -> Vec<OsString> {
+        let given = &self.arguments;
+        let flags = [
+            ("--config", &given.config),
+            ("--runtime-dir", &given.runtime_dir),
+            ("--state-dir", &given.state_dir),
+            ("--policies-dir", &given.policies_dir),
+        ];
+        let set = flags.iter().filter_map(|(flag, path)| Some((*flag, path.as_ref()?)));
+        set.flat_map(|(flag, path)| [OsString::from(flag), path.clone().into_os_string()]).collect()
+    }
+
     /// Reads the same file again.
     pub fn again(&self) -> Result<Self, ConfigError> {
         Self::load(&self.arguments)

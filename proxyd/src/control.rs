@@ -237,9 +237,9 @@ async fn note(daemon: &Daemon, reason: String) -> Result<(), Fault> {
 
 fn vault_fault(error: VaultError) -> Fault {
     let code = match &error {
-        VaultError::Gone | VaultError::Failed(_) => Code::Unavailable,
+        VaultError::Gone | VaultError::Failed(_) | VaultError::Unavailable(_) => Code::Unavailable,
         VaultError::Missing(_) => Code::NotFound,
-        VaultError::Refused(_) => Code::Denied,
+        VaultError::Refused(_) | VaultError::NeedsLogin(_) => Code::Denied,
         VaultError::Invalid(_) => Code::Invalid,
         VaultError::Key(_) => Code::Internal,
     };

@@ -95,6 +95,10 @@ pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
         args.remove(0);
         return vault::child::main(args);
     }
+    if args.first().is_some_and(|role| role == vault::fetch::ROLE) {
+        args.remove(0);
+        return vault::fetch::main(args);
+    }
     let arguments = match Arguments::parse_from_rest(args) {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -17,7 +17,7 @@ use crate::audit::Line;
 use crate::entry::authority;
 use crate::head::RequestHead;
 use crate::ids;
-use crate::inject::{self, Injected, LeaseContext};
+use crate::inject::{self, Injected, LeaseContext, Payload};
 use crate::lease::Lease;
 use crate::lease::flow::{Entry, Flow, Given};
 use crate::relay::alarm::Alarm;
@@ -123,7 +123,12 @@ async fn decide_and_inject(
         policy,
     };
     let vault = &scene.daemon.vault;
-    let injected = inject::inject(&permit, vault, &context, &mut asked.head).await?;
+    let mut payload = Payload {
+        body: &mut asked.body,
+        framing: &mut asked.framing,
+        responder: Some(&mut asked.responder),
+    };
+    let injected = inject::inject(&permit, vault, &context, &mut asked.head, &mut payload).await?;
     if injected.patterns.is_some() {
         prepare_for_search(asked);
     }
@@ -169,7 +174,7 @@ fn check_protocol(asked: &Asked<'_>) -> Result<(), Refusal> {
 fn guard(policy: &Policy, asked: &mut Asked<'_>) -> Option<Guard> {
     let protocol = asked.upgrade.as_ref()?;
     let guard = Guard::new(protocol);
-    policy.credentials.values().any(|credential| credential.env.is_some()).then(|| {
+    policy.credentials.values().any(|credential| !credential.env.is_empty()).then(|| {
         asked.head.headers.remove_all("sec-websocket-extensions");
         guard
     })

@@ -130,7 +130,7 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
         listen(&mut inherited, &layout.proxyd_lease(), Kind::SeqPacket)?,
         listen(&mut inherited, &layout.proxyd_egress(), Kind::Stream)?,
     ];
-    let (vault, facts) = Vault::start(exec, &state, &key)?;
+    let (vault, facts) = Vault::start(exec, &state, &key, config.command_line())?;
     for note in &facts.notes {
         tracing::warn!(note, "vault");
     }
@@ -146,6 +146,16 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
 /// What the traffic process may still touch: its own state to write, what names, trust and
 /// policies are read from to read. The vault's directory is not among it.
 fn confine(config: &Config) -> Result<(), StartError> {
+    let mut read = readable(config);
+    read.push(config.layout.policies.clone());
+    let state = config.state();
+    let write = [state.join("leases"), state.join("audit"), state.join("policies")];
+    process::confine_files(&read, &write)?;
+    Ok(())
+}
+
+/// What names, trust and the operator's configuration are read from.
+pub fn readable(config: &Config) -> Vec<PathBuf> {
     let mut read: Vec<PathBuf> = [
         "/etc/hosts",
         "/etc/resolv.conf",
@@ -166,7 +176,6 @@ fn confine(config: &Config) -> Result<(), StartError> {
     {
         read.push(dir.to_owned());
     }
-    read.push(config.layout.policies.clone());
     read.extend(config.way_out.files());
     read.extend(own_directory(config));
     read.push(config.path.clone());
@@ -174,10 +183,7 @@ fn confine(config: &Config) -> Result<(), StartError> {
     // These hold certificates and nothing else; a package that updates them replaces the file.
     let replaced = ["/etc/ssl/certs", "/etc/pki/ca-trust/extracted/pem", "/etc/pki/tls/certs"];
     read.extend(replaced.map(PathBuf::from));
-    let state = config.state();
-    let write = [state.join("leases"), state.join("audit"), state.join("policies")];
-    process::confine_files(&read, &write)?;
-    Ok(())
+    read
 }
 
 /// The directory of `proxyd.toml`: a file there that was replaced can be read again, elsewhere only

@@ -8,6 +8,7 @@
 pub mod dial;
 mod error;
 mod eyeballs;
+pub mod outbound;
 pub mod pool;
 mod resolve;
 pub mod shared;

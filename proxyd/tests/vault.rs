@@ -55,7 +55,7 @@ impl Vault {
         let mut body = vec![0; u32::from_le_bytes(length) as usize];
         socket.read_exact(&mut body).ok()?;
         let mut pieces = Vec::new();
-        let mut rest = &body[..];
+        let mut rest = &body[4..];
         while let Some((length, after)) = rest.split_first_chunk() {
             let (piece, after) = after.split_at(u32::from_le_bytes(*length) as usize);
             pieces.push(piece.to_vec());
@@ -67,7 +67,7 @@ impl Vault {
 
     fn ask(&mut self, head: Value, parts: &[&[u8]]) -> Answer {
         let head = serde_json::to_vec(&head).unwrap();
-        let mut body = Vec::new();
+        let mut body = 7u32.to_le_bytes().to_vec();
         for piece in std::iter::once(&head[..]).chain(parts.iter().copied()) {
             body.extend(u32::try_from(piece.len()).unwrap().to_le_bytes());
             body.extend(piece);
@@ -145,7 +145,7 @@ fn a_stored_value_is_rendered_for_its_hosts_and_no_other() {
     assert_eq!(missing["why"], "missing");
     assert_eq!(stored["secrets"][0]["version"], 1);
     assert!(none.is_empty());
-    assert_eq!(done["is"], "done");
+    assert_eq!((&done["is"], &done["values"]), (&json!("rendered"), &json!(1)));
     let parts = texts(&parts);
     assert_eq!(parts[0], format!("Bearer {CANARY}"));
     assert_eq!(parts[1], CANARY);
@@ -206,7 +206,7 @@ fn its_memory_holds_no_value_after_use_and_nobody_else_may_read_it() {
     let form = json!({"template": {"template": "Bearer {}"}});
     vault.put("github", CANARY);
     vault.render("api.example", &["api.example"], form);
-    vault.ask(json!({"do": "needles", "secrets": [["github", "bare"]]}), &[]);
+    vault.ask(json!({"do": "needles", "secrets": [["github", "bare", null]]}), &[]);
     vault.ask(json!({"do": "list"}), &[]);
 
     match std::fs::File::open(vault.proc("mem")) {

@@ -281,7 +281,8 @@ fn server(reader: &mut Reader<'_>, name: &str, section: &Section<'_>) -> Option<
     }
 }
 
-fn split_url(url: &str) -> Result<(Scheme, Host, u16, String), String> {
+/// The parts of a server's address: scheme, host, port, path. The error is a reason.
+pub fn split_url(url: &str) -> Result<(Scheme, Host, u16, String), String> {
     let (scheme, rest, default) = match url.split_once("://") {
         Some(("https", rest)) => (Scheme::Https, rest, HTTPS),
         Some(("http", rest)) => (Scheme::Http, rest, HTTP),

@@ -94,15 +94,15 @@ fn check_plaintext(
 fn check_variables(reader: &mut Reader<'_>, credentials: &Credentials, sandbox: &SandboxTable) {
     let mut seen = BTreeSet::new();
     for (_, named) in credentials.iter() {
-        let Some(env) = named.made.as_ref().and_then(|credential| credential.env.as_deref()) else {
-            continue;
-        };
+        let Some(credential) = &named.made else { continue };
         let span = named.env_span.as_ref().unwrap_or(&named.span);
-        if !seen.insert(env) {
-            reader.error(span, format!("two credentials have the variable {env}"));
-        }
-        if sandbox.env.contains_key(env) {
-            reader.error(span, format!("{env} is set in [sandbox.env] too"));
+        for env in &credential.env {
+            if !seen.insert(env) {
+                reader.error(span, format!("two credentials have the variable {env}"));
+            }
+            if sandbox.env.contains_key(env) {
+                reader.error(span, format!("{env} is set in [sandbox.env] too"));
+            }
         }
     }
 }

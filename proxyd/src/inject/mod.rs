@@ -3,17 +3,23 @@
 //! 1. Every placeholder in the head must be this lease's for this credential ([`stray`]).
 //! 2. The credential must be one of the lease's own environment, its own list must hold the
 //!    permitted host, and plain HTTP must be allowed for it.
-//! 3. The whole slot is cleared ([`slot`]): a sandbox must not use a key of its own at an allowed
+//! 3. What the sandbox put into the slot decides with the credential's `when` whether it goes in.
+//! 4. The whole slot is cleared ([`slot`]): a sandbox must not use a key of its own at an allowed
 //!    host to carry data to somebody else's account there.
-//! 4. The vault renders the value, and it is put in: one file for each kind.
-//! 5. No placeholder may be left, since the upstream could not know what it is.
+//! 5. The vault renders the value, and it is put in: one file for each kind.
+//! 6. No placeholder may be left, since the upstream could not know what it is.
 //!
 //! The value stands in the head as [`Bytes`] that are wiped when the last copy is dropped.
 
+mod aws;
 mod basic;
 mod bearer;
+mod body;
+pub mod chunks;
 mod header;
 mod placeholder;
+mod query;
+mod sigv4;
 mod slot;
 mod stray;
 
@@ -21,11 +27,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ipc::id::LeaseId;
-use policies::{Credential, Inject, Permit, Policy, Scheme};
+use policies::{Credential, Inject, Permit, Place, Policy, Scheme, When};
 
 use crate::head::RequestHead;
+use crate::relay::body::BodyIn;
+use crate::relay::h1::framing::Framing;
 use crate::scrub::Patterns;
 use crate::vault::{Rendered, Secret, Vault, VaultError};
+pub use body::Payload;
 
 /// On whose behalf a request is made.
 pub struct LeaseContext {
@@ -41,6 +50,8 @@ pub struct Injected {
     pub credential: Option<String>,
     /// What to search the answer for; none when nothing was injected.
     pub patterns: Option<Patterns>,
+    /// Which token went in, where a refused one can be replaced by another.
+    pub token: Option<u64>,
 }
 
 /// Why a request does not leave.
@@ -64,6 +75,21 @@ pub enum InjectError {
     /// The value cannot stand in its place.
     #[error("credential {credential:?} cannot be put into the request: {reason}")]
     Value { credential: String, reason: &'static str },
+    /// Whoever gives tokens for the secret refuses; an operator has to set a new one.
+    #[error("credential {credential:?} needs a login: {reason}")]
+    NeedsLogin { credential: String, secret: String, reason: String },
+    /// What the sandbox signed cannot be signed again.
+    #[error("the request cannot be signed with credential {credential:?}: {reason}")]
+    Unsigned { credential: String, reason: String },
+    /// The body has to be looked at as a whole, and is too long for that.
+    #[error(
+        "the body is longer than {bytes_max} bytes, which is the most that credential \
+             {credential:?} lets be held back"
+    )]
+    TooLong { credential: String, bytes_max: usize },
+    /// The client broke its body off.
+    #[error("the body broke off: {0}")]
+    Body(String),
     #[error(transparent)]
     Vault(VaultError),
 }
@@ -74,7 +100,10 @@ impl InjectError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Foreign { .. } | Self::Stray { .. } | Self::Refused { .. } => 403,
-            Self::Missing { .. } | Self::Value { .. } => 502,
+            Self::Unsigned { .. } => 403,
+            Self::TooLong { .. } => 413,
+            Self::Body(_) => 400,
+            Self::Missing { .. } | Self::Value { .. } | Self::NeedsLogin { .. } => 502,
             Self::Vault(_) => 503,
         }
     }
@@ -87,6 +116,11 @@ impl InjectError {
             Self::Refused { .. } => "credential_refused",
             Self::Missing { .. } => "credential_missing",
             Self::Value { .. } => "credential_unusable",
+            Self::NeedsLogin { .. } => "credential_needs_login",
+            Self::Unsigned { .. } => "signature_refused",
+            Self::TooLong { .. } => "body_too_long",
+            Self::Body(_) => "request_broken",
+            Self::Vault(VaultError::Unavailable(_)) => "token_unavailable",
             Self::Vault(_) => "vault_unavailable",
         }
     }
@@ -104,7 +138,17 @@ impl InjectError {
                 "a placeholder works only at the hosts and in the places that its credential names"
                     .into(),
             ),
-            Self::Refused { .. } | Self::Value { .. } | Self::Vault(_) => None,
+            Self::NeedsLogin { secret, .. } => {
+                Some(format!("an operator logs in and stores it: cleanhands secret set {secret}"))
+            }
+            Self::Unsigned { .. } => {
+                Some("sign with the keys that this sandbox's environment holds".into())
+            }
+            Self::Refused { .. }
+            | Self::Value { .. }
+            | Self::TooLong { .. }
+            | Self::Body(_)
+            | Self::Vault(_) => None,
         }
     }
 
@@ -113,6 +157,10 @@ impl InjectError {
         match error {
             VaultError::Missing(secret) => Self::Missing { credential: name, secret },
             VaultError::Refused(reason) => Self::Refused { credential: name, reason },
+            VaultError::NeedsLogin(reason) => {
+                let secret = credential.secret.path.clone();
+                Self::NeedsLogin { credential: name, secret, reason }
+            }
             other => Self::Vault(other),
         }
     }
@@ -125,27 +173,41 @@ pub async fn inject(
     vault: &Vault,
     context: &LeaseContext,
     head: &mut RequestHead,
+    payload: &mut Payload<'_, '_>,
 ) -> Result<Injected, InjectError> {
     let Some(credential) = permit.credential() else {
         refuse_stray_placeholder(head)?;
         return Ok(Injected::default());
     };
+    let body = matches!(&credential.inject, Inject::Placeholder { places } if places.contains(&Place::Body));
     let own = match stray::first(head) {
-        None => None,
-        Some(_) => Some(
-            vault
-                .placeholder(&context.lease, credential)
-                .await
-                .map_err(|error| InjectError::of_vault(error, credential))?,
-        ),
+        None if !body => Vec::new(),
+        _ => {
+            let made = vault.placeholders(&context.lease, credential).await;
+            let made = made.map_err(|error| InjectError::of_vault(error, credential))?;
+            made.into_iter().map(|(_, placeholder)| placeholder).collect()
+        }
     };
-    if let Some(place) = own.as_ref().and_then(|own| stray::first_foreign(head, own)) {
+    if let Some(place) = stray::first_foreign(head, &own).filter(|_| !own.is_empty()) {
         return Err(InjectError::Foreign { place });
     }
     check_destination(permit, credential, context, head)?;
+    if let Inject::AwsSigV4 { .. } = &credential.inject {
+        return aws::inject(permit, vault, credential, &own, head, payload).await;
+    }
+    if leaves_alone(credential, head, &own) {
+        refuse_stray_placeholder(head)?;
+        return Ok(Injected::default());
+    }
+    if body {
+        payload.hold(&credential.name, head).await?;
+        if !stray::only(payload.held(), &own) {
+            return Err(InjectError::Foreign { place: "body" });
+        }
+    }
     slot::clear(&credential.inject, head);
     if let Inject::Placeholder { places } = &credential.inject
-        && !own.as_ref().is_some_and(|own| placeholder::stands_in(head, own, places))
+        && !own.iter().any(|own| placeholder::stands_in(head, Some(payload.held()), own, places))
     {
         // Nothing asked for the credential: the request goes as it is, without a secret.
         refuse_stray_placeholder(head)?;
@@ -155,22 +217,85 @@ pub async fn inject(
         .render(credential, permit.host())
         .await
         .map_err(|error| InjectError::of_vault(error, credential))?;
-    match &credential.inject {
-        Inject::Bearer => bearer::put(head, whole(&rendered)),
-        Inject::Basic { .. } => basic::put(head, whole(&rendered)),
-        Inject::Header { name, .. } => header::put(head, name, whole(&rendered)),
-        Inject::Placeholder { places } => {
-            let own = own.as_deref().unwrap_or_default();
-            placeholder::replace(head, own, rendered.value.expose_secret(), places).map_err(
-                |reason| InjectError::Value { credential: credential.name.clone(), reason },
-            )?;
+    put(credential, head, payload, &own, &rendered)?;
+    refuse_stray_placeholder(head)?;
+    Ok(Injected::of(credential, &rendered))
+}
+
+/// Puts another token in the place of one that the upstream refused: the request is as the sandbox
+/// sent it, and was judged and found good before.
+pub async fn inject_again(
+    permit: &Permit,
+    vault: &Vault,
+    head: &mut RequestHead,
+    refused: u64,
+) -> Result<Injected, InjectError> {
+    let Some(credential) = permit.credential() else { return Ok(Injected::default()) };
+    let rendered = vault
+        .render_again(credential, permit.host(), refused)
+        .await
+        .map_err(|error| InjectError::of_vault(error, credential))?;
+    slot::clear(&credential.inject, head);
+    let (mut body, mut framing) = (BodyIn::Empty, Framing::None);
+    let mut payload = Payload { body: &mut body, framing: &mut framing, responder: None };
+    put(credential, head, &mut payload, &[], &rendered)?;
+    refuse_stray_placeholder(head)?;
+    Ok(Injected::of(credential, &rendered))
+}
+
+impl Injected {
+    fn of(credential: &Credential, rendered: &Rendered) -> Self {
+        // A placeholder's places are found by the placeholder, which is gone by then.
+        let again =
+            credential.grant.is_some() && !matches!(credential.inject, Inject::Placeholder { .. });
+        Self {
+            credential: Some(credential.name.clone()),
+            patterns: Some(rendered.patterns.clone()),
+            token: again.then_some(rendered.serial),
         }
     }
-    refuse_stray_placeholder(head)?;
-    Ok(Injected {
-        credential: Some(credential.name.clone()),
-        patterns: Some(rendered.patterns.clone()),
-    })
+}
+
+/// Whether the credential stays out of this request, for what the sandbox itself put in its slot.
+fn leaves_alone(credential: &Credential, head: &RequestHead, own: &[String]) -> bool {
+    let found = || slot::found(&credential.inject, head, own);
+    match credential.when {
+        When::Always => false,
+        When::Absent => found() == slot::Found::Key,
+        When::Placeholder => found() != slot::Found::Placeholder,
+    }
+}
+
+fn put(
+    credential: &Credential,
+    head: &mut RequestHead,
+    payload: &mut Payload<'_, '_>,
+    own: &[String],
+    rendered: &Arc<Rendered>,
+) -> Result<(), InjectError> {
+    let unusable = |reason| InjectError::Value { credential: credential.name.clone(), reason };
+    match &credential.inject {
+        Inject::Bearer => bearer::put(head, whole(rendered)),
+        Inject::Basic { .. } => basic::put(head, whole(rendered)),
+        Inject::Header { name, .. } => header::put(head, name, whole(rendered)),
+        Inject::Query { name } => query::put(head, name, rendered.value.expose_secret()),
+        Inject::Placeholder { places } => {
+            let value = rendered.value.expose_secret();
+            for own in own {
+                placeholder::replace(head, own, value, places).map_err(unusable)?;
+                if places.contains(&Place::Body) {
+                    let kind = head.headers.first("content-type").map(|kind| &kind[..]);
+                    let body = placeholder::in_body(payload.held(), kind, own, value);
+                    if let Some(body) = body.map_err(unusable)? {
+                        payload.replace(head, body);
+                    }
+                }
+            }
+        }
+        // Signed in `aws`, by what the request says of itself.
+        Inject::AwsSigV4 { .. } => {}
+    }
+    Ok(())
 }
 
 /// Refuses a request that carries a placeholder anywhere in its head.

@@ -10,7 +10,12 @@ use crate::head::RequestHead;
 use crate::vault::{Secret, placeholder};
 
 /// Whether the placeholder stands in one of the places.
-pub(super) fn stands_in(head: &RequestHead, own: &str, places: &[Place]) -> bool {
+pub(super) fn stands_in(
+    head: &RequestHead,
+    body: Option<&[u8]>,
+    own: &str,
+    places: &[Place],
+) -> bool {
     let stands = |text: &[u8]| starts(text, own).next().is_some();
     places.iter().any(|place| match place {
         Place::Header => head.headers.iter().any(|(_, value)| stands(value)),
@@ -19,6 +24,7 @@ pub(super) fn stands_in(head: &RequestHead, own: &str, places: &[Place]) -> bool
         }
         Place::Path => stands(head.path()),
         Place::Query => head.query().is_some_and(stands),
+        Place::Body => body.is_some_and(stands),
     })
 }
 
@@ -35,9 +41,43 @@ pub(super) fn replace(
             Place::Basic => in_basic(head, own, value)?,
             Place::Path => in_path(head, own, value)?,
             Place::Query => in_query(head, own, value),
+            // The body is not part of the head: see `in_body`.
+            Place::Body => {}
         }
     }
     Ok(())
+}
+
+/// The body with the value in place of every `own`, written as its kind demands; none when there
+/// is none. Where the kind has no way to write a value it goes in as it is.
+pub(super) fn in_body(
+    body: &[u8],
+    content_type: Option<&[u8]>,
+    own: &str,
+    value: &[u8],
+) -> Result<Option<Secret>, &'static str> {
+    let kind = content_type.unwrap_or_default().to_ascii_lowercase();
+    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    if kind == b"application/x-www-form-urlencoded" {
+        return Ok(replaced(body, own, percent_encoded(value).expose_secret()));
+    }
+    if kind == b"application/json" || kind.ends_with(b"+json") {
+        let text = std::str::from_utf8(value).map_err(|_| "its value cannot stand in JSON")?;
+        let quoted = Secret::new(serde_json::to_vec(text).map_err(|_| "its value is no text")?);
+        let quoted = quoted.expose_secret();
+        return Ok(replaced(body, own, &quoted[1..quoted.len() - 1]));
+    }
+    match starts(body, own).next() {
+        None => Ok(None),
+        Some(_) if kind.starts_with(b"text/") || kind == b"application/xml" => {
+            let plain = |byte: &u8| byte.is_ascii_graphic() && !b"<>&\"'".contains(byte);
+            match value.iter().all(plain) {
+                true => Ok(replaced(body, own, value)),
+                false => Err("its value cannot stand in a body of that kind"),
+            }
+        }
+        Some(_) => Err("nothing is replaced in a body of that kind"),
+    }
 }
 
 fn in_headers(head: &mut RequestHead, own: &str, value: &[u8]) -> Result<(), &'static str> {
@@ -117,7 +157,7 @@ fn replaced(text: &[u8], own: &str, value: &[u8]) -> Option<Secret> {
 }
 
 /// RFC 3986, section 2.1: everything but unreserved characters.
-fn percent_encoded(value: &[u8]) -> Secret {
+pub(super) fn percent_encoded(value: &[u8]) -> Secret {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = Vec::with_capacity(value.len() * 3);
     for byte in value {
@@ -143,7 +183,7 @@ mod tests {
         let target = target.replace("OWN", OWN);
         let header = header.replace("OWN", OWN);
         let mut head = head(&target, &[("Authorization", &header)]);
-        let stood = stands_in(&head, OWN, places);
+        let stood = stands_in(&head, None, OWN, places);
         replace(&mut head, OWN, VALUE.as_bytes(), places).unwrap();
         (lines(&head), stood)
     }

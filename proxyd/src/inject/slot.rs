@@ -37,44 +37,100 @@ const PARAMETERS: &[&str] = &[
     "jobtoken",
     "oauthtoken",
     "bearertoken",
+    "xamzcredential",
+    "xamzsignature",
+    "xamzsecuritytoken",
 ];
+
+/// What the sandbox itself put into the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    /// Its placeholder and nothing else.
+    Placeholder,
+    /// A key of its own.
+    Key,
+}
+
+/// What stands in the slot of a credential of that kind.
+pub(super) fn found(inject: &Inject, head: &RequestHead, own: &[String]) -> Found {
+    let (Some(header), Some(parameter)) = (header_of(inject), parameter_of(inject)) else {
+        return Found::Nothing;
+    };
+    let fields = head.headers.iter().filter(|(name, _)| is_key(name, header));
+    let values = fields.map(|(_, value)| &value[..]);
+    let parameters = pieces(head.query().unwrap_or_default())
+        .filter(|(name, _)| is_key_parameter(name, parameter))
+        .map(|(_, value)| value);
+    let mut found = Found::Nothing;
+    for value in values.chain(parameters) {
+        match super::stray::holds(value, own) {
+            true if found == Found::Nothing => found = Found::Placeholder,
+            true => {}
+            false => return Found::Key,
+        }
+    }
+    found
+}
 
 /// Clears the slot of a credential of that kind. One that replaces placeholders owns no slot: what
 /// else the sandbox sends is its own affair there.
 pub(super) fn clear(inject: &Inject, head: &mut RequestHead) {
-    let own = match inject {
-        Inject::Placeholder { .. } => return,
-        Inject::Bearer | Inject::Basic { .. } => "authorization",
-        Inject::Header { name, .. } => name.as_str(),
-    };
-    let folded = |name: &[u8]| {
-        let fold = |byte: &u8| if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
-        name.iter().map(fold).collect::<Vec<u8>>()
-    };
-    let own_folded = folded(own.as_bytes());
-    head.headers.retain(|(name, _)| {
-        let name = folded(name);
-        name != own_folded && !HEADERS.iter().any(|header| header.as_bytes() == name)
-    });
-    clear_query(head, own);
+    let (Some(header), Some(parameter)) = (header_of(inject), parameter_of(inject)) else { return };
+    head.headers.retain(|(name, _)| !is_key(name, header));
+    // A presigned address is signed again by what stands in it.
+    if !matches!(inject, Inject::AwsSigV4 { .. }) {
+        clear_query(head, parameter);
+    }
+}
+
+fn header_of(inject: &Inject) -> Option<&str> {
+    match inject {
+        Inject::Placeholder { .. } => None,
+        Inject::Header { name, .. } => Some(name),
+        _ => Some("authorization"),
+    }
+}
+
+fn parameter_of(inject: &Inject) -> Option<&str> {
+    match inject {
+        Inject::Query { name } => Some(name),
+        other => header_of(other),
+    }
+}
+
+fn is_key(name: &[u8], own: &str) -> bool {
+    let fold = |byte: &u8| if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+    let same = |known: &str| name.iter().map(fold).eq(known.bytes().map(|b| fold(&b)));
+    same(own) || HEADERS.iter().any(|header| same(header))
+}
+
+fn is_key_parameter(name: &[u8], own: &str) -> bool {
+    let (name, own) = (parameter_name(name), parameter_name(own.as_bytes()));
+    name == own
+        || PARAMETERS.iter().any(|known| known.as_bytes() == name)
+        || (own == b"xgoogapikey" && name == b"key")
+}
+
+/// Names and values of a query's parameters. Some servers end one at a semicolon too.
+fn pieces(query: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    query.split(|byte| matches!(byte, b'&' | b';')).map(|piece| {
+        match piece.iter().position(|byte| *byte == b'=') {
+            Some(at) => (&piece[..at], &piece[at + 1..]),
+            None => (piece, &b""[..]),
+        }
+    })
 }
 
 fn clear_query(head: &mut RequestHead, own: &str) {
     let Some(query) = head.query() else { return };
-    let own = parameter_name(own.as_bytes());
-    let carries_key = |name: &[u8]| {
-        let name = parameter_name(name);
-        name == own
-            || PARAMETERS.iter().any(|known| known.as_bytes() == name)
-            || (own == b"xgoogapikey" && name == b"key")
-    };
     let mut kept: Vec<u8> = Vec::with_capacity(query.len());
     let mut removed = false;
     // Some servers end a parameter at a semicolon too; both ends stay as they were.
     for piece in query.split_inclusive(|byte| matches!(byte, b'&' | b';')) {
         let parameter = piece.strip_suffix(b"&").or(piece.strip_suffix(b";")).unwrap_or(piece);
         let name = parameter.split(|byte| *byte == b'=').next().unwrap_or_default();
-        match carries_key(name) {
+        match is_key_parameter(name, own) {
             true => removed = true,
             false => kept.extend_from_slice(piece),
         }

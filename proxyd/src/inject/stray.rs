@@ -22,11 +22,26 @@ pub(super) fn first(head: &RequestHead) -> Option<&'static str> {
     search(head, &|text| placeholder::marks(text).next().is_some())
 }
 
-/// The place of the first placeholder that is not `own`.
-pub(super) fn first_foreign(head: &RequestHead, own: &str) -> Option<&'static str> {
-    search(head, &|text| {
-        placeholder::marks(text).any(|mark| placeholder::start_of(own, text, mark).is_none())
-    })
+/// The place of the first placeholder that is none of `own`.
+pub(super) fn first_foreign(head: &RequestHead, own: &[String]) -> Option<&'static str> {
+    search(head, &|text| !only(text, own))
+}
+
+/// Whether every placeholder in the text is one of `own`.
+pub(super) fn only(text: &[u8], own: &[String]) -> bool {
+    placeholder::marks(text)
+        .all(|mark| own.iter().any(|own| placeholder::start_of(own, text, mark).is_some()))
+}
+
+/// Whether one of `own` stands in the text, raw, percent-encoded or inside Basic's base64.
+pub(super) fn holds(text: &[u8], own: &[String]) -> bool {
+    let stands = |text: &[u8]| {
+        placeholder::marks(text)
+            .any(|mark| own.iter().any(|own| placeholder::start_of(own, text, mark).is_some()))
+    };
+    stands(text)
+        || stands(&percent_decoded(text))
+        || basic_pair(text).is_some_and(|pair| stands(&pair))
 }
 
 fn search(head: &RequestHead, found: &dyn Fn(&[u8]) -> bool) -> Option<&'static str> {
@@ -124,7 +139,7 @@ mod tests {
             (format!("/{OWN}?k={OWN}"), basic(&format!("x:{OWN}")), None),
         ] {
             let head = head(&target, &[("x-any", &header)]);
-            assert_eq!(first_foreign(&head, OWN), place, "{target} {header}");
+            assert_eq!(first_foreign(&head, &[OWN.to_owned()]), place, "{target} {header}");
             if place.is_some() {
                 assert!(first(&head).is_some());
             }

@@ -299,12 +299,11 @@ async fn placeholders(
 ) -> Result<Vec<(String, String)>, Fault> {
     let mut env = Vec::new();
     for credential in policy.credentials.values() {
-        let Some(name) = &credential.env else { continue };
-        let value = daemon.vault.placeholder(&open.lease, credential).await.map_err(|error| {
-            let text = format!("cannot make the placeholder {name}: {error}");
+        let made = daemon.vault.placeholders(&open.lease, credential).await.map_err(|error| {
+            let text = format!("cannot make a placeholder of {}: {error}", credential.name);
             Fault::new(Code::Unavailable, text)
         })?;
-        env.push((name.clone(), value));
+        env.extend(made.into_iter().filter_map(|(name, value)| Some((name?, value))));
     }
     Ok(env)
 }

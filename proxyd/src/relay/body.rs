@@ -1,5 +1,6 @@
 //! Bodies in passage: pieces read from one leg and written to the other.
 
+use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
 
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use bytes::Bytes;
 use super::h1;
 use super::h2::{convert, describe};
 use crate::head::Fields;
+use crate::inject::chunks::Chunks;
 
 /// Fields that must not come as trailers: they would change what was judged already
 /// (RFC 9110 section 6.5.1).
@@ -76,6 +78,10 @@ pub enum BodyIn<'a> {
         /// Bytes handed out and not yet given back to the flow control window.
         held: usize,
     },
+    /// A body that was held back until it was whole.
+    Held(Option<Bytes>),
+    /// A body whose chunks are signed again as they pass.
+    Signed(Box<Signed<'a>>),
     /// A stream whose content belongs to another protocol, once the upstream has switched.
     Waiting(Option<h2::RecvStream>),
 }
@@ -94,7 +100,15 @@ impl BodyIn<'_> {
                     *self = Self::h2(stream);
                 }
             }
-            Self::Empty | Self::H2 { .. } => {}
+            Self::Empty | Self::Held(_) | Self::Signed(_) | Self::H2 { .. } => {}
+        }
+    }
+
+    /// The whole of a body that is held back.
+    pub fn held(&self) -> Option<&Bytes> {
+        match self {
+            Self::Held(Some(body)) => Some(body),
+            _ => None,
         }
     }
 
@@ -103,6 +117,8 @@ impl BodyIn<'_> {
     pub async fn next(&mut self) -> Result<Option<Piece>, ReadError> {
         match self {
             Self::Empty | Self::Waiting(_) => Ok(None),
+            Self::Held(body) => Ok(body.take().filter(|body| !body.is_empty()).map(Piece::Data)),
+            Self::Signed(signed) => signed.next().await,
             Self::H1(reading) => reading.next().await,
             Self::H2 { stream, held } => next_h2(stream, held).await,
         }
@@ -122,8 +138,43 @@ impl BodyIn<'_> {
     pub fn is_done(&self) -> bool {
         match self {
             Self::Empty | Self::Waiting(_) => true,
+            Self::Held(body) => body.is_none(),
+            Self::Signed(signed) => signed.ready.is_empty() && signed.body.is_done(),
             Self::H1(reading) => reading.is_done(),
             Self::H2 { stream, .. } => stream.is_end_stream(),
+        }
+    }
+}
+
+/// See [`BodyIn::Signed`].
+pub struct Signed<'a> {
+    body: BodyIn<'a>,
+    chunks: Chunks,
+    ready: VecDeque<Bytes>,
+}
+
+impl<'a> Signed<'a> {
+    pub fn new(body: BodyIn<'a>, chunks: Chunks) -> Box<Self> {
+        Box::new(Self { body, chunks, ready: VecDeque::new() })
+    }
+
+    async fn next(&mut self) -> Result<Option<Piece>, ReadError> {
+        loop {
+            if let Some(part) = self.ready.pop_front() {
+                return Ok(Some(Piece::Data(part)));
+            }
+            match Box::pin(self.body.next()).await? {
+                Some(Piece::Data(data)) => {
+                    self.ready = self.chunks.push(&data).map_err(ReadError::Framing)?.into();
+                }
+                Some(Piece::Trailers(_)) => {
+                    return Err(ReadError::Framing("trailers besides the signed ones"));
+                }
+                None => {
+                    self.chunks.finish().map_err(ReadError::Framing)?;
+                    return Ok(None);
+                }
+            }
         }
     }
 }

@@ -8,3 +8,4 @@ pub mod packet;
 pub mod process;
 pub mod vault;
 pub mod wipe;
+pub mod worker;

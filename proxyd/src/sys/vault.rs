@@ -182,7 +182,6 @@ fn allowed_calls() -> &'static [i64] {
         libc::SYS_readlink,
         #[cfg(target_arch = "x86_64")]
         libc::SYS_poll,
-        #[cfg(target_arch = "aarch64")]
         libc::SYS_ppoll,
     ]
 }

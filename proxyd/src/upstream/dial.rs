@@ -33,7 +33,7 @@ use crate::relay::stream::{Io, Stream};
 use crate::sys::interfaces;
 use crate::vault::Vault;
 
-const HANDSHAKE: Duration = Duration::from_secs(10);
+pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Rustls's words for the alert of an upstream that speaks none of the offered protocols.
 const NO_PROTOCOL: &str = "received fatal alert: NoApplicationProtocol";
 

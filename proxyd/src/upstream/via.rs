@@ -3,13 +3,14 @@
 //! The proxy is the operator's choice, so its own address is not judged by any rule. What it says
 //! is read as a head of bounded size and never passed on: a sandbox sees our words about it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{BufMut, Bytes, BytesMut};
-use policies::{Backend, Credential, Host, HostPattern, Inject, SecretRef};
+use policies::{Backend, Credential, Host, HostPattern, Inject, SecretRef, When};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
@@ -51,9 +52,12 @@ impl Proxy {
             PasswordPlace::Vault(name) => Some(Credential {
                 name: "upstream-proxy".to_owned(),
                 secret: SecretRef { backend: Backend::Local, path: name.clone() },
+                grant: None,
                 inject: Inject::Basic { user: login.user.clone() },
+                when: When::Always,
                 hosts: vec![HostPattern::Exact(row.host.clone())],
-                env: None,
+                env: Vec::new(),
+                shape: None,
                 allow_plaintext: !row.tls,
             }),
             PasswordPlace::File(_) => None,
@@ -75,17 +79,7 @@ impl Proxy {
     pub async fn authorization(&self, vault: &Vault) -> Result<Option<Bytes>, UpstreamError> {
         let Some(login) = &self.row.login else { return Ok(None) };
         match (&login.password, &self.credential) {
-            (PasswordPlace::File(path), _) => {
-                let what = "password of the upstream proxy";
-                let password = trust::private_file(what, path).map_err(|error| {
-                    // The error names a file of this host; that is for the log.
-                    tracing::error!(%error, "upstream proxy");
-                    self.failed("its password cannot be read", Some("see proxyd's log".to_owned()))
-                })?;
-                let password = password.strip_suffix(b"\n").unwrap_or(&password);
-                let pair = [login.user.as_bytes(), b":", password].concat();
-                Ok(Some(format!("Basic {}", STANDARD.encode(pair)).into()))
-            }
+            (PasswordPlace::File(path), _) => self.basic_of_file(&login.user, path).map(Some),
             (PasswordPlace::Vault(_), Some(credential)) => {
                 let rendered = vault.render(credential, &self.row.host).await;
                 let rendered = rendered.map_err(|error| self.without_password(&error))?;
@@ -93,6 +87,32 @@ impl Proxy {
             }
             (PasswordPlace::Vault(_), None) => Ok(None),
         }
+    }
+
+    /// The same for a process that has no vault to ask.
+    pub fn authorization_of_file(&self) -> Result<Option<Bytes>, UpstreamError> {
+        match &self.row.login {
+            None => Ok(None),
+            Some(Login { password: PasswordPlace::File(path), user }) => {
+                self.basic_of_file(user, path).map(Some)
+            }
+            Some(_) => Err(self.failed(
+                "its password lies in the vault, which cannot be asked on the way to a token server",
+                Some("let password in [upstream-proxy] of proxyd.toml name a file".to_owned()),
+            )),
+        }
+    }
+
+    fn basic_of_file(&self, user: &str, path: &Path) -> Result<Bytes, UpstreamError> {
+        let what = "password of the upstream proxy";
+        let password = trust::private_file(what, path).map_err(|error| {
+            // The error names a file of this host; that is for the log.
+            tracing::error!(%error, "upstream proxy");
+            self.failed("its password cannot be read", Some("see proxyd's log".to_owned()))
+        })?;
+        let password = password.strip_suffix(b"\n").unwrap_or(&password);
+        let pair = [user.as_bytes(), b":", password].concat();
+        Ok(format!("Basic {}", STANDARD.encode(pair)).into())
     }
 
     fn without_password(&self, error: &VaultError) -> UpstreamError {

@@ -1,8 +1,9 @@
 //! The vault child: the only process that holds keys and values.
 //!
-//! Proxyd starts it before anything else, with one socket as standard input. It reads the key,
-//! confines itself ([`crate::sys::vault`]), opens the store and answers [`Request`]s one after the
-//! other until the socket ends. It is blocking and has one thread.
+//! Proxyd starts it before anything else, with a socket as standard input and one to the worker
+//! that talks to token servers ([`super::fetch`]) as standard output. It reads the key, confines
+//! itself ([`crate::sys::vault`]), opens the store and answers [`Request`]s until a socket ends. It
+//! has one thread; what needs the worker is answered when the worker has ([`super::mint`]).
 //!
 //! What is checked where: the traffic process judges every request by the policy and by the
 //! credential's own host list. This process checks that list once more against the host, but it
@@ -18,76 +19,122 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use policies::{Host, HostPattern};
+use policies::{Grant, Host, HostPattern};
 use zeroize::Zeroizing;
 
 use super::VaultError;
 use super::key::{KeySource, Material};
+use super::mint::{Mints, Waiter};
 use super::placeholder;
 use super::render;
 use super::secret::Secret;
+use super::sigv4;
 use super::store::{self, Store};
-use super::wire::{self, Form, Reply, Request};
+use super::wire::{self, Fetch, Form, Reply, Request};
 use crate::scrub::forms;
 use crate::tls::ca::{self, Authority};
 
 /// Longest life of a leaf certificate: what a stolen leaf key could be used for.
 const LEAF_LIFE_SECONDS_MAX: u64 = 7 * 24 * 3600;
 
-type Answer = Result<(Reply, Vec<Secret>), VaultError>;
+/// The argument that says that there is a worker at standard output.
+pub(super) const WITH_WORKER: &str = "with-worker";
+
+pub(super) type Answer = Result<(Reply, Vec<Secret>), VaultError>;
 
 /// Runs the child. `args` are those after the role name: the vault's directory and the key's
 /// source.
 pub fn main(args: Vec<OsString>) -> ExitCode {
-    let [directory, key] = args.as_slice() else {
+    let [directory, key, rest @ ..] = args.as_slice() else {
         eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
         return ExitCode::from(2);
     };
-    let socket = match ipc::daemon::inherited_fd(0) {
-        Ok(fd) => UnixStream::from(fd),
+    let with_worker = rest.first().is_some_and(|word| word == WITH_WORKER);
+    let inherited = |raw| ipc::daemon::inherited_fd(raw).map(UnixStream::from);
+    let sockets =
+        inherited(0).and_then(|own| Ok((own, with_worker.then(|| inherited(1)).transpose()?)));
+    match sockets {
+        Ok((socket, worker)) => run(socket, worker, &PathBuf::from(directory), key),
         Err(error) => {
-            eprintln!("proxyd vault: no socket on standard input: {error}");
-            return ExitCode::from(2);
+            eprintln!("proxyd vault: no socket was passed: {error}");
+            ExitCode::from(2)
         }
-    };
-    run(socket, &PathBuf::from(directory), key)
+    }
 }
 
-fn run(mut socket: UnixStream, directory: &Path, key: &OsStr) -> ExitCode {
+fn run(
+    mut socket: UnixStream,
+    worker: Option<UnixStream>,
+    directory: &Path,
+    key: &OsStr,
+) -> ExitCode {
     match Child::open(directory, key) {
-        Ok(child) => serve(socket, child),
+        Ok(mut child) => {
+            child.worker = worker;
+            serve(socket, child)
+        }
         Err(error) => {
             // Proxyd reports it; if it is gone, nobody needs to know.
-            let _ = socket.write_all(&wire::encode(&error.to_wire(), &[]));
+            let _ = socket.write_all(&wire::encode(0, &error.to_wire(), &[]));
             ExitCode::from(if matches!(error, VaultError::Key(_)) { 78 } else { 1 })
         }
     }
 }
 
-/// Answers until the socket ends.
+/// Answers until a socket ends.
 fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
-    if socket.write_all(&wire::encode(&child.facts(), &[])).is_err() {
+    if socket.write_all(&wire::encode(0, &child.facts(), &[])).is_err() {
         return ExitCode::SUCCESS;
     }
     loop {
-        let body = match read_body(&mut socket) {
-            Ok(Some(body)) => body,
-            Ok(None) => return ExitCode::SUCCESS,
+        let (asked, answered) = match child.wait(&socket) {
+            Ok(ready) => ready,
             Err(error) => {
-                eprintln!("proxyd vault: cannot read from proxyd: {error}");
+                eprintln!("proxyd vault: cannot wait: {error}");
                 return ExitCode::FAILURE;
             }
         };
-        let (reply, parts) = match wire::decode(&body) {
-            Ok((request, parts)) => {
-                child.answer(request, &parts).unwrap_or_else(|error| (error.to_wire(), Vec::new()))
+        if answered {
+            match child.hear() {
+                Ok(Some(answers)) => {
+                    for (number, answer) in answers {
+                        if reply(&mut socket, number, answer).is_err() {
+                            return ExitCode::SUCCESS;
+                        }
+                    }
+                }
+                // Without it no token is to be had: all start again.
+                Ok(None) => return ExitCode::FAILURE,
+                Err(error) => {
+                    eprintln!("proxyd vault: cannot read from its worker: {error}");
+                    return ExitCode::FAILURE;
+                }
             }
-            Err(malformed) => (VaultError::Invalid(malformed.to_string()).to_wire(), Vec::new()),
-        };
-        if socket.write_all(&wire::encode(&reply, &parts)).is_err() {
-            return ExitCode::SUCCESS;
+        }
+        if asked {
+            let body = match read_body(&mut socket) {
+                Ok(Some(body)) => body,
+                Ok(None) => return ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("proxyd vault: cannot read from proxyd: {error}");
+                    return ExitCode::FAILURE;
+                }
+            };
+            let number = wire::number(&body);
+            let answer = match wire::decode(&body) {
+                Ok((request, parts)) => child.answer(number, request, &parts),
+                Err(malformed) => Some(Err(VaultError::Invalid(malformed.to_string()))),
+            };
+            if answer.is_some_and(|answer| reply(&mut socket, number, answer).is_err()) {
+                return ExitCode::SUCCESS;
+            }
         }
     }
+}
+
+fn reply(socket: &mut UnixStream, number: u32, answer: Answer) -> std::io::Result<()> {
+    let (reply, parts) = answer.unwrap_or_else(|error| (error.to_wire(), Vec::new()));
+    socket.write_all(&wire::encode(number, &reply, &parts))
 }
 
 /// One frame's body; none when proxyd has closed the socket between two frames.
@@ -108,14 +155,17 @@ fn read_body(socket: &mut UnixStream) -> std::io::Result<Option<Zeroizing<Vec<u8
     Ok(Some(body))
 }
 
-struct Child {
-    store: Store,
+pub(super) struct Child {
+    pub(super) store: Store,
+    pub(super) mints: Mints,
+    /// Talks to token servers; none in tests of what needs none.
+    worker: Option<UnixStream>,
     /// The newest first: it issues; the others are still trusted.
     authorities: Vec<Authority>,
     key_source: &'static str,
     notes: Vec<String>,
     /// Seconds since 1970, for what is issued.
-    clock: Box<dyn Fn() -> u64 + Send>,
+    pub(super) clock: Box<dyn Fn() -> u64 + Send>,
 }
 
 impl Child {
@@ -140,7 +190,15 @@ impl Child {
         if !store.keys_are_locked() {
             notes.push("the vault's keys can be swapped out: the memory-lock limit is 0".into());
         }
-        Ok(Self { store, authorities, key_source, notes, clock: Box::new(now_unsigned) })
+        Ok(Self {
+            store,
+            mints: Mints::default(),
+            worker: None,
+            authorities,
+            key_source,
+            notes,
+            clock: Box::new(now_unsigned),
+        })
     }
 
     fn facts(&self) -> Reply {
@@ -153,15 +211,72 @@ impl Child {
         }
     }
 
-    fn answer(&mut self, request: Request, parts: &[Secret]) -> Answer {
+    /// Waits until proxyd asks or the worker answers.
+    fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
+        fds.extend(self.worker.as_ref().map(|worker| PollFd::new(worker, PollFlags::IN)));
+        loop {
+            match poll(&mut fds, None) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        Ok((ready(0), ready(1)))
+    }
+
+    /// Asks the worker.
+    pub(super) fn send(
+        &mut self,
+        number: u32,
+        fetch: &Fetch,
+        parts: &[Secret],
+    ) -> Result<(), VaultError> {
+        let worker = self.worker.as_mut().ok_or_else(|| {
+            VaultError::Unavailable("the vault has no worker that could fetch a token".into())
+        })?;
+        worker.write_all(&wire::encode(number, fetch, parts)).map_err(|error| {
+            VaultError::Failed(format!("the vault's worker cannot be asked: {error}"))
+        })
+    }
+
+    /// Takes one answer of the worker's; none when it has ended.
+    fn hear(&mut self) -> std::io::Result<Option<Vec<(u32, Answer)>>> {
+        let Some(worker) = &mut self.worker else { return Ok(None) };
+        let Some(body) = read_body(worker)? else { return Ok(None) };
+        let (fetched, parts) = wire::decode(&body).map_err(std::io::Error::other)?;
+        Ok(Some(self.landed(wire::number(&body), fetched, parts.first())))
+    }
+
+    /// Answers; nothing where the answer comes later.
+    fn answer(&mut self, number: u32, request: Request, parts: &[Secret]) -> Option<Answer> {
+        match request {
+            Request::Render { credential, host, hosts, form, secret, grant, refused } => {
+                if let Err(error) = check_host(&credential, &host, &hosts) {
+                    return Some(Err(error));
+                }
+                match grant {
+                    None => Some(self.render(&secret, &form)),
+                    Some(grant) => {
+                        self.render_minted((secret, grant), Waiter { number, form }, refused)
+                    }
+                }
+            }
+            other => Some(self.answer_now(other, parts)),
+        }
+    }
+
+    fn answer_now(&mut self, request: Request, parts: &[Secret]) -> Answer {
         match request {
             Request::Placeholder { lease, credential, prefix } => {
                 let bytes = self.store.placeholder_bytes(&lease, &credential);
                 done(Reply::Text { text: placeholder::shape(&prefix, &bytes) })
             }
-            Request::Render { credential, host, hosts, form, secret } => {
-                check_host(&credential, &host, &hosts)?;
-                self.render(&secret, &form)
+            // Answered by `answer`.
+            Request::Render { .. } => {
+                Err(VaultError::Invalid("not a question of this kind".into()))
             }
             Request::Needles { secrets } => self.needles(&secrets),
             Request::Put { name } => {
@@ -169,11 +284,13 @@ impl Child {
                 // Values come from files and terminals, which end lines; exactly one end is cut.
                 let value = value.strip_suffix(b"\n").unwrap_or(value);
                 let info = self.store.put(&name, &Secret::concat(&[value]), now())?;
+                self.mints.forget(&name);
                 done(Reply::Secrets { secrets: vec![info] })
             }
             Request::List => done(Reply::Secrets { secrets: self.store.list()? }),
             Request::Remove { name } => {
                 self.store.remove(&name)?;
+                self.mints.forget(&name);
                 done(Reply::Done)
             }
             Request::Leaf { host, life_seconds } => {
@@ -192,22 +309,27 @@ impl Child {
 
     fn render(&mut self, secret: &str, form: &Form) -> Answer {
         let values = self.store.values(secret)?;
-        let rendered = render::render(&values[0], form)?;
+        let answer = rendered(&values, form, 0, None)?;
         self.store.used(secret, now())?;
-        let mut parts = vec![rendered];
-        for value in &values {
-            add_needles(&mut parts, value, form)?;
-        }
-        Ok((Reply::Done, parts))
+        Ok(answer)
     }
 
-    fn needles(&mut self, secrets: &[(String, Form)]) -> Answer {
+    fn needles(&mut self, secrets: &[(String, Form, Option<Grant>)]) -> Answer {
         let mut needles = Vec::new();
-        for (secret, form) in secrets {
+        for (secret, form, grant) in secrets {
+            if let Some(grant) = grant {
+                for value in self.minted_values(&(secret.clone(), grant.clone())) {
+                    add_needles(&mut needles, value, form)?;
+                }
+                continue;
+            }
             match self.store.values(secret) {
                 Ok(values) => {
                     for value in &values {
-                        add_needles(&mut needles, value, form)?;
+                        // A value that no longer fits its use is found as it is.
+                        if add_needles(&mut needles, value, form).is_err() {
+                            add_needles(&mut needles, value, &Form::Bare)?;
+                        }
                     }
                 }
                 Err(VaultError::Missing(_)) => {}
@@ -218,8 +340,50 @@ impl Child {
     }
 }
 
+/// The first value in that form, and what finds any of them.
+pub(super) fn rendered<'a>(
+    values: impl IntoIterator<Item = &'a Secret>,
+    form: &Form,
+    serial: u64,
+    good_ms: Option<u64>,
+) -> Answer {
+    let mut parts = Vec::new();
+    let mut count = 0;
+    for value in values {
+        if parts.is_empty() {
+            parts = put_in(value, form)?;
+            count = parts.len();
+            add_needles(&mut parts, value, form)?;
+        } else if add_needles(&mut parts, value, form).is_err() {
+            add_needles(&mut parts, value, &Form::Bare)?;
+        }
+    }
+    Ok((Reply::Rendered { values: count, serial, good_ms }, parts))
+}
+
+/// What goes into the request.
+fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
+    let Form::SigV4 { date, region, service } = form else {
+        return Ok(vec![render::render(value, form)?]);
+    };
+    let key = sigv4::parse(value)?;
+    Ok(vec![
+        sigv4::signing_key(key.secret, date, region, service),
+        Secret::concat(&[key.id]),
+        Secret::concat(&[key.session]),
+    ])
+}
+
 /// Every form of the value, and the rendered text where the value is not plain in it.
 fn add_needles(needles: &mut Vec<Secret>, value: &Secret, form: &Form) -> Result<(), VaultError> {
+    if let Form::SigV4 { .. } = form {
+        let key = sigv4::parse(value)?;
+        needles.extend(forms(key.secret));
+        if !key.session.is_empty() {
+            needles.extend(forms(key.session));
+        }
+        return Ok(());
+    }
     needles.extend(forms(value.expose_secret()));
     if matches!(form, Form::Basic { .. }) {
         needles.push(render::basic_token(value, form)?);
@@ -274,7 +438,7 @@ pub(super) fn now_unsigned() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn now() -> i64 {
+pub(super) fn now() -> i64 {
     i64::try_from(now_unsigned()).unwrap_or(i64::MAX)
 }
 

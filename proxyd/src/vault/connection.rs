@@ -1,13 +1,18 @@
-//! The socket to the vault child: one question at a time, bounded, until the child ends.
+//! The socket to the vault child: numbered questions, bounded, until the child ends.
+//!
+//! Questions go out in turn; an answer that waits for somebody else's server comes when it comes,
+//! and those behind it need not wait.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot, watch};
 use zeroize::Zeroizing;
 
@@ -17,17 +22,22 @@ use super::wire::{self, Reply, Request};
 
 /// How long the child may take to open its store; Argon2id and a slow disk are far below it.
 const START_SECONDS: u64 = 60;
-/// How long one answer may take. A child that is stuck is as good as gone.
-const ANSWER_SECONDS: u64 = 30;
+/// How long one answer may take, with what a worker of the child's needs for it. A child that is
+/// stuck is as good as gone.
+const ANSWER_SECONDS: u64 = 2 * super::FETCH_SECONDS;
 /// Questions that may wait for their turn; more wait in their own tasks.
 const QUESTIONS: usize = 256;
 
 type Frame = Zeroizing<Vec<u8>>;
 
 struct Question {
+    /// Its number is put in when it is sent.
     frame: Frame,
     answer: oneshot::Sender<Frame>,
 }
+
+/// Who waits for which answer.
+type Waiting = Arc<Mutex<HashMap<u32, oneshot::Sender<Frame>>>>;
 
 pub(super) struct Connection {
     questions: mpsc::Sender<Question>,
@@ -38,55 +48,65 @@ pub(super) struct Connection {
 
 struct Parts {
     socket: StdUnixStream,
-    /// None in tests, where a thread stands for the child.
-    child: Option<Child>,
+    /// The child and its workers; none in tests, where a thread stands for them.
+    children: Vec<Child>,
     questions: mpsc::Receiver<Question>,
 }
 
 impl Connection {
-    /// Starts the child with a socket as its standard input and reads its first message.
-    pub(super) fn start(mut command: Command) -> Result<(Self, Reply), VaultError> {
+    /// Starts the child and its worker: a socket to us is the child's standard input, one to the
+    /// worker its standard output. Reads the child's first message.
+    pub(super) fn start(
+        mut command: Command,
+        mut fetch: Command,
+    ) -> Result<(Self, Reply), VaultError> {
         let cannot = |error: std::io::Error| {
             VaultError::Failed(format!("cannot start the vault process: {error}"))
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(cannot)?;
-        // No environment: what the child needs stands in its arguments.
-        command.env_clear().stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-        let mut child = command.spawn().map_err(cannot)?;
-        // The command still holds the child's end; a child that dies must be an end of file here.
-        drop(command);
+        let (near, far) = StdUnixStream::pair().map_err(cannot)?;
+        // No environment: what they need stands in their arguments.
+        fetch.env_clear().stdin(OwnedFd::from(far)).stdout(Stdio::null());
+        command.env_clear().stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(near));
+        let worker = fetch.spawn().map_err(cannot)?;
+        let child = command.spawn().map_err(cannot)?;
+        // The commands still hold ends that are not ours; whoever dies must be an end of file to
+        // the others.
+        drop((command, fetch));
         ours.set_read_timeout(Some(Duration::from_secs(START_SECONDS))).map_err(cannot)?;
         let first = read_first(&ours).and_then(|reply| match reply {
             Reply::Failed { why, text } => Err(VaultError::from_wire(why, text)),
             other => Ok(other),
         });
         if let Err(error) = first {
-            let _ = child.kill();
-            let _ = child.wait();
+            for mut child in [child, worker] {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
             return Err(error);
         }
-        first.and_then(|reply| Ok((Self::over(ours, Some(child))?, reply)))
+        first.and_then(|reply| Ok((Self::over(ours, vec![child, worker])?, reply)))
     }
 
     /// For tests: the other end is already served, by a thread.
     #[cfg(test)]
     pub(super) fn served(socket: StdUnixStream) -> (Self, Reply) {
         let first = read_first(&socket).unwrap();
-        (Self::over(socket, None).unwrap(), first)
+        (Self::over(socket, Vec::new()).unwrap(), first)
     }
 
-    fn over(socket: StdUnixStream, child: Option<Child>) -> Result<Self, VaultError> {
+    fn over(socket: StdUnixStream, children: Vec<Child>) -> Result<Self, VaultError> {
         socket.set_read_timeout(None).and_then(|()| socket.set_nonblocking(true)).map_err(
             |error| VaultError::Failed(format!("cannot use the vault's socket: {error}")),
         )?;
         let (sender, questions) = mpsc::channel(QUESTIONS);
-        let parts = Mutex::new(Some(Parts { socket, child, questions }));
+        let parts = Mutex::new(Some(Parts { socket, children, questions }));
         Ok(Self { questions: sender, parts, gone: watch::Sender::new(false) })
     }
 
     pub(super) fn attach(&self) -> Result<(), VaultError> {
         let parts = super::lock(&self.parts).take();
-        let Parts { socket, child, questions } = parts.ok_or(VaultError::Gone)?;
+        let Parts { socket, children, questions } = parts.ok_or(VaultError::Gone)?;
         let socket = UnixStream::from_std(socket).map_err(|error| {
             VaultError::Failed(format!("cannot use the vault's socket: {error}"))
         })?;
@@ -94,7 +114,7 @@ impl Connection {
         tokio::spawn(async move {
             carry(socket, questions).await;
             gone.send_replace(true);
-            if let Some(child) = child {
+            for child in children {
                 reap(child).await;
             }
         });
@@ -106,16 +126,21 @@ impl Connection {
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
-    /// Asks the child. Dropping the future leaves the socket in step.
+    /// Asks the child. Dropping the future does no harm: the answer finds nobody.
     pub(super) async fn ask(
         &self,
         request: &Request,
         parts: &[Secret],
     ) -> Result<(Reply, Vec<Secret>), VaultError> {
         let (answer, answered) = oneshot::channel();
-        let question = Question { frame: wire::encode(request, parts), answer };
+        let question = Question { frame: wire::encode(0, request, parts), answer };
         self.questions.send(question).await.map_err(|_| VaultError::Gone)?;
-        let body = answered.await.map_err(|_| VaultError::Gone)?;
+        let patience = Duration::from_secs(ANSWER_SECONDS);
+        let Ok(body) = tokio::time::timeout(patience, answered).await else {
+            self.gone.send_replace(true);
+            return Err(VaultError::Gone);
+        };
+        let body = body.map_err(|_| VaultError::Gone)?;
         match wire::decode(&body).map_err(|error| VaultError::Failed(error.to_string()))? {
             (Reply::Failed { why, text }, _) => Err(VaultError::from_wire(why, text)),
             answer => Ok(answer),
@@ -134,39 +159,44 @@ fn read_first(mut socket: &StdUnixStream) -> Result<Reply, VaultError> {
     wire::decode(&body).map(|(reply, _)| reply).map_err(malformed)
 }
 
-/// Carries questions until the child, or everybody who could ask, is gone.
-async fn carry(mut socket: UnixStream, mut questions: mpsc::Receiver<Question>) {
+/// Carries questions until the child, or everybody who could ask, is gone. Whoever still waits
+/// then learns it by the end of their channel.
+async fn carry(socket: UnixStream, questions: mpsc::Receiver<Question>) {
+    let waiting = Waiting::default();
+    let (reading, writing) = socket.into_split();
+    tokio::select! {
+        () = ask(writing, questions, &waiting) => {}
+        () = take(reading, &waiting) => {}
+    }
+}
+
+async fn ask(
+    mut socket: OwnedWriteHalf,
+    mut questions: mpsc::Receiver<Question>,
+    waiting: &Waiting,
+) {
+    let mut number: u32 = 0;
+    while let Some(Question { mut frame, answer }) = questions.recv().await {
+        number = number.wrapping_add(1);
+        frame[4..8].copy_from_slice(&number.to_le_bytes());
+        super::lock(waiting).insert(number, answer);
+        if socket.write_all(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn take(mut socket: OwnedReadHalf, waiting: &Waiting) {
     loop {
-        let question = tokio::select! {
-            question = questions.recv() => question,
-            () = ended(&socket) => None,
-        };
-        let Some(question) = question else { return };
-        let exchanged = tokio::time::timeout(
-            Duration::from_secs(ANSWER_SECONDS),
-            exchange(&mut socket, &question.frame),
-        );
-        match exchanged.await {
+        let Ok(body) = body(&mut socket).await else { return };
+        if let Some(answer) = super::lock(waiting).remove(&wire::number(&body)) {
             // Whoever asked may have stopped waiting.
-            Ok(Ok(body)) => drop(question.answer.send(body)),
-            _ => return,
+            drop(answer.send(body));
         }
     }
 }
 
-/// Resolves when the child has ended: nothing comes from it unasked. That the socket counts as
-/// readable may be left over from the answer before.
-async fn ended(socket: &UnixStream) {
-    while socket.readable().await.is_ok() {
-        match socket.try_read(&mut [0u8; 1]) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            _ => return,
-        }
-    }
-}
-
-async fn exchange(socket: &mut UnixStream, frame: &[u8]) -> std::io::Result<Frame> {
-    socket.write_all(frame).await?;
+async fn body(socket: &mut OwnedReadHalf) -> std::io::Result<Frame> {
     let mut prefix = [0; 4];
     socket.read_exact(&mut prefix).await?;
     let length = wire::body_length(prefix).map_err(std::io::Error::other)?;

@@ -12,11 +12,15 @@
 
 pub mod child;
 mod connection;
+pub mod fetch;
 pub mod key;
+mod mint;
+mod oauth;
 pub mod placeholder;
 mod render;
 mod seal;
 pub mod secret;
+mod sigv4;
 mod store;
 mod wire;
 
@@ -28,17 +32,20 @@ use std::time::{Duration, Instant};
 use ipc::daemon::SelfExec;
 use ipc::id::LeaseId;
 use ipc::vault::SecretInfo;
-use policies::{Backend, Credential, Host, Inject};
+use policies::{Backend, Credential, Grant, Host, Inject};
 
 pub use key::KeySource;
 pub use secret::Secret;
 
 use crate::scrub::Patterns;
 use connection::Connection;
-use wire::{Form, Reply, Request};
+pub use wire::Form;
+use wire::{Reply, Request};
 
 /// How long a rendered credential is kept for the next request.
 pub const RENDERED_SECONDS: u64 = 5;
+/// How long a worker may take for one request of the vault's.
+const FETCH_SECONDS: u64 = 20;
 /// Most rendered credentials kept.
 const RENDERED_MAX: usize = 256;
 /// Most placeholders remembered; they are no secrets.
@@ -65,6 +72,12 @@ pub enum VaultError {
     /// The configuration names a key that cannot be used. proxyd ends with status 78.
     #[error("{0}")]
     Key(String),
+    /// Whoever gives tokens for the secret refuses for good; an operator has to set a new one.
+    #[error("{0}")]
+    NeedsLogin(String),
+    /// Whoever gives tokens for the secret is not to be had now.
+    #[error("{0}")]
+    Unavailable(String),
 }
 
 /// What the child said when it had opened its store.
@@ -83,7 +96,11 @@ pub struct VaultFacts {
 pub struct Rendered {
     /// The whole header value, or the bare value for a placeholder's place.
     pub value: Secret,
+    /// What else goes with it: see [`Form::SigV4`].
+    pub more: Vec<Secret>,
     pub patterns: Patterns,
+    /// Which token it is, where one was had for the secret.
+    pub serial: u64,
 }
 
 /// Where the vault lies below proxyd's state directory: its store, and its key file by default.
@@ -101,31 +118,43 @@ pub struct Vault {
     ca_pem: Arc<str>,
 }
 
-type RenderedMap = HashMap<RenderedKey, (Arc<Rendered>, Instant)>;
+type RenderedMap = HashMap<RenderedKey, Kept>;
 
 #[derive(PartialEq, Eq, Hash)]
 struct RenderedKey {
     credential: String,
     secret: String,
     form: Form,
+    grant: Option<Grant>,
     host: Host,
+}
+
+/// A rendered credential and until when it serves the next request.
+struct Kept {
+    rendered: Arc<Rendered>,
+    until: Instant,
 }
 
 impl Vault {
     /// Starts the child and waits until it has opened the vault below `state` (proxyd's own state
     /// directory). Blocking; call on the main thread before the runtime starts, because the child
     /// ends with the thread that started it (PR_SET_PDEATHSIG(2const)).
+    ///
+    /// `arguments` are proxyd's own: the worker that fetches tokens reads the same configuration.
     pub fn start(
         exec: &SelfExec,
         state: &Path,
         key: &KeySource,
+        arguments: Vec<std::ffi::OsString>,
     ) -> Result<(Vault, VaultFacts), VaultError> {
         let directory = directory(state);
         ipc::daemon::private_directory(&directory)
             .map_err(|error| VaultError::Failed(error.to_string()))?;
         let mut command = exec.command("vault");
-        command.arg(&directory).arg(key.to_argument());
-        let (connection, first) = Connection::start(command)?;
+        command.arg(&directory).arg(key.to_argument()).arg(child::WITH_WORKER);
+        let mut fetch = exec.command(fetch::ROLE);
+        fetch.args(arguments);
+        let (connection, first) = Connection::start(command, fetch)?;
         Self::opened(connection, first)
     }
 
@@ -168,13 +197,31 @@ impl Vault {
         &self.ca_pem
     }
 
-    /// What a lease's sandbox sees in place of the credential. Needs no stored secret.
-    pub async fn placeholder(
+    /// What a lease's sandbox sees in place of the credential, by variable; one without a variable
+    /// where the policy gives it none. Needs no stored secret.
+    pub async fn placeholders(
         &self,
         lease: &LeaseId,
         credential: &Credential,
+    ) -> Result<Vec<(Option<String>, String)>, VaultError> {
+        if credential.env.is_empty() {
+            return Ok(vec![(None, self.placeholder(lease, credential, None).await?)]);
+        }
+        let mut made = Vec::with_capacity(credential.env.len());
+        for name in &credential.env {
+            let placeholder = self.placeholder(lease, credential, Some(name)).await?;
+            made.push((Some(name.clone()), placeholder));
+        }
+        Ok(made)
+    }
+
+    async fn placeholder(
+        &self,
+        lease: &LeaseId,
+        credential: &Credential,
+        variable: Option<&str>,
     ) -> Result<String, VaultError> {
-        let prefix = placeholder::prefix(credential.env.as_deref());
+        let prefix = placeholder::prefix(credential.shape.as_deref(), variable);
         let key = (lease.clone(), format!("{prefix} {}", credential.name));
         if let Some(known) = lock(&self.placeholders).get(&key) {
             return Ok(known.clone());
@@ -203,39 +250,71 @@ impl Vault {
         credential: &Credential,
         host: &Host,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let Backend::Local = credential.secret.backend;
-        let key = RenderedKey {
-            credential: credential.name.clone(),
-            secret: credential.secret.path.clone(),
-            form: form(&credential.inject),
-            host: host.clone(),
-        };
-        if let Some((rendered, since)) = lock(&self.rendered).get(&key)
-            && is_fresh(*since)
+        self.render_as(credential, host, form(&credential.inject)).await
+    }
+
+    /// Renders it in a form that hangs on the request.
+    pub async fn render_as(
+        &self,
+        credential: &Credential,
+        host: &Host,
+        form: Form,
+    ) -> Result<Arc<Rendered>, VaultError> {
+        let key = rendered_key(credential, host, form);
+        if let Some(kept) = lock(&self.rendered).get(&key)
+            && Instant::now() < kept.until
         {
-            return Ok(rendered.clone());
+            return Ok(kept.rendered.clone());
         }
+        self.ask_rendered(key, credential, None).await
+    }
+
+    /// Renders it anew after the upstream refused the token of that number; the same again where
+    /// there is no other to be had.
+    pub async fn render_again(
+        &self,
+        credential: &Credential,
+        host: &Host,
+        refused: u64,
+    ) -> Result<Arc<Rendered>, VaultError> {
+        let key = rendered_key(credential, host, form(&credential.inject));
+        self.ask_rendered(key, credential, Some(refused)).await
+    }
+
+    async fn ask_rendered(
+        &self,
+        key: RenderedKey,
+        credential: &Credential,
+        refused: Option<u64>,
+    ) -> Result<Arc<Rendered>, VaultError> {
         let since = Instant::now();
         let request = Request::Render {
             credential: key.credential.clone(),
-            host: host.to_string(),
+            host: key.host.to_string(),
             hosts: credential.hosts.iter().map(ToString::to_string).collect(),
             form: key.form.clone(),
             secret: key.secret.clone(),
+            grant: key.grant.clone(),
+            refused,
         };
-        let (Reply::Done, mut parts) = self.connection.ask(&request, &[]).await? else {
+        let answer = self.connection.ask(&request, &[]).await?;
+        let (Reply::Rendered { values, serial, good_ms }, mut parts) = answer else {
             return Err(unexpected());
         };
-        if parts.is_empty() {
+        if values == 0 || values > parts.len() {
             return Err(unexpected());
         }
+        let needles = parts.split_off(values);
         let value = parts.remove(0);
-        let rendered = Arc::new(Rendered { value, patterns: Patterns::new(&parts) });
+        let patterns = Patterns::new(&needles);
+        let rendered = Arc::new(Rendered { value, more: parts, patterns, serial });
+        let good = good_ms.map_or(Duration::MAX, Duration::from_millis);
+        let until = since + good.min(Duration::from_secs(RENDERED_SECONDS));
         let mut kept = lock(&self.rendered);
         if kept.len() >= RENDERED_MAX {
             kept.clear();
         }
-        kept.insert(key, (rendered.clone(), since));
+        kept.insert(key, Kept { rendered: rendered.clone(), until });
         Ok(rendered)
     }
 
@@ -272,7 +351,11 @@ impl Vault {
         }
         let secrets = credentials
             .iter()
-            .map(|credential| (credential.secret.path.clone(), form(&credential.inject)))
+            .map(|credential| {
+                let Backend::Local = credential.secret.backend;
+                let path = credential.secret.path.clone();
+                (path, form(&credential.inject), credential.grant.clone())
+            })
             .collect();
         let (_, needles) = self.connection.ask(&Request::Needles { secrets }, &[]).await?;
         Ok(Patterns::new(&needles))
@@ -301,16 +384,26 @@ fn form(inject: &Inject) -> Form {
         Inject::Bearer => Form::Template { template: "Bearer {}".into() },
         Inject::Basic { user } => Form::Basic { user: user.clone() },
         Inject::Header { template, .. } => Form::Template { template: template.clone() },
-        Inject::Placeholder { .. } => Form::Bare,
+        Inject::Query { .. } | Inject::Placeholder { .. } => Form::Bare,
+        // Without a scope, for what is searched for; a request has one of its own.
+        Inject::AwsSigV4 { .. } => Form::sigv4("", "", ""),
     }
 }
 
-fn is_fresh(since: Instant) -> bool {
-    since.elapsed() < Duration::from_secs(RENDERED_SECONDS)
+fn rendered_key(credential: &Credential, host: &Host, form: Form) -> RenderedKey {
+    let Backend::Local = credential.secret.backend;
+    RenderedKey {
+        credential: credential.name.clone(),
+        secret: credential.secret.path.clone(),
+        form,
+        grant: credential.grant.clone(),
+        host: host.clone(),
+    }
 }
 
 fn drop_old(kept: &mut RenderedMap) {
-    kept.retain(|_, (_, since)| is_fresh(*since));
+    let now = Instant::now();
+    kept.retain(|_, kept| now < kept.until);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

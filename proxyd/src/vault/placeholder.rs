@@ -19,27 +19,52 @@ const PREFIXES: &[(&str, &str)] = &[
     ("NPM_TOKEN", "npm_"),
     ("ANTHROPIC_API_KEY", "sk-ant-api03-"),
     ("OPENAI_API_KEY", "sk-proj-"),
+    ("SLACK_BOT_TOKEN", "xoxb-"),
+    ("STRIPE_API_KEY", "sk_test_"),
+    ("STRIPE_SECRET_KEY", "sk_test_"),
+    ("AWS_ACCESS_KEY_ID", "AKIA"),
+    ("AWS_SECRET_ACCESS_KEY", ""),
 ];
 
 /// Characters after the prefix where a client checks the length.
-const LENGTHS: &[(&str, usize)] = &[("glpat-", 20), ("sk-ant-api03-", 95), ("sk-proj-", 48)];
+const LENGTHS: &[(&str, usize)] = &[
+    ("glpat-", 20),
+    ("sk-ant-api03-", 95),
+    ("sk-proj-", 48),
+    ("github_pat_", 82),
+    ("xoxb-", 50),
+    ("xoxp-", 70),
+    ("AKIA", 16),
+    ("", 40),
+];
 const LENGTH: usize = 36;
+
+/// Stands for a token of three parts that says of itself that it is unsigned and lasts until 2100.
+pub const JWT: &str = "jwt";
+const JWT_PARTS: &str =
+    "eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.eyJzdWIiOiJwbGFjZWhvbGRlciIsImV4cCI6NDEwMjQ0NDgwMH0.";
 
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// What the placeholder begins with when the sandbox reads it from that variable. It hangs on the
-/// policy alone, not on the stored value, so that it stays the same when the value rotates.
-pub(super) fn prefix(variable: Option<&str>) -> &'static str {
-    PREFIXES.iter().find(|(known, _)| variable == Some(known)).map_or(PREFIX, |(_, prefix)| prefix)
+/// What the placeholder begins with: the shape that the policy names, or what clients expect in
+/// that variable. It hangs on the policy alone, not on the stored value, so that it stays the same
+/// when the value rotates.
+pub(super) fn prefix<'a>(shape: Option<&'a str>, variable: Option<&str>) -> &'a str {
+    let expected = || PREFIXES.iter().find(|(known, _)| variable == Some(known));
+    shape.unwrap_or_else(|| expected().map_or(PREFIX, |(_, prefix)| prefix))
 }
 
 /// The placeholder with that prefix for 32 bytes that stand for lease and credential.
 pub(super) fn shape(prefix: &str, bytes: &[u8; 32]) -> String {
     let length =
         LENGTHS.iter().find(|(known, _)| *known == prefix).map_or(LENGTH, |(_, length)| *length);
-    let mut out = format!("{prefix}{MARK}");
-    // At least 12 characters follow the word; 71 bits are far beyond guessing. Beyond 32 the bytes
-    // repeat, which fills the length and adds nothing.
+    let mut out = match prefix {
+        JWT => format!("{JWT_PARTS}{MARK}"),
+        prefix => format!("{prefix}{MARK}"),
+    };
+    // At least 8 characters follow the word: 47 bits, and whoever guesses a placeholder has not
+    // got the lease that it works for. Beyond 32 the bytes repeat, which fills the length and adds
+    // nothing.
     let characters = bytes.iter().cycle().map(|b| char::from(ALPHABET[usize::from(*b) % 62]));
     out.extend(characters.take(length - MARK.len()));
     out
@@ -85,9 +110,12 @@ mod tests {
             (Some("GITLAB_TOKEN"), 26),
             (Some("ANTHROPIC_API_KEY"), 108),
             (Some("BILLING_TOKEN"), 40),
+            (Some("AWS_ACCESS_KEY_ID"), 20),
+            (Some("AWS_SECRET_ACCESS_KEY"), 40),
+            (Some("SLACK_BOT_TOKEN"), 55),
             (None, 40),
         ] {
-            let prefix = prefix(variable);
+            let prefix = prefix(None, variable);
             let placeholder = shape(prefix, &bytes);
             assert!(placeholder.starts_with(prefix));
             assert_eq!(placeholder.len(), length, "{placeholder}");

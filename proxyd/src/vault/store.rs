@@ -54,6 +54,22 @@ CREATE TABLE authority (
 );
 ";
 
+/// What came with tokens: made also in a vault of before.
+const TOKENS: &str = "
+CREATE TABLE IF NOT EXISTS login (
+    name TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    reason TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS token (
+    name TEXT NOT NULL,
+    granted TEXT NOT NULL,
+    ends INTEGER NOT NULL,
+    sealed BLOB NOT NULL,
+    PRIMARY KEY (name, granted)
+) WITHOUT ROWID;
+";
+
 /// The open vault.
 pub(super) struct Store {
     db: Connection,
@@ -94,6 +110,7 @@ impl Store {
         if !made {
             create(&mut db, material)?;
         }
+        db.execute_batch(TOKENS).map_err(failed("make"))?;
         let (format, id, wrapped) = head(&db)
             .map_err(failed("read"))?
             .ok_or_else(|| VaultError::Failed("the vault has no head row".into()))?;
@@ -154,6 +171,11 @@ impl Store {
                 params![name, version, VERSIONS_KEPT],
             )
             .map_err(&write)?;
+        // What was had for the former value is no longer wanted.
+        for table in ["login", "token"] {
+            let sql = format!("DELETE FROM {table} WHERE name = ?1");
+            transaction.execute(&sql, [name]).map_err(&write)?;
+        }
         transaction.commit().map_err(&write)?;
         self.list()?
             .into_iter()
@@ -168,18 +190,21 @@ impl Store {
             .db
             .prepare_cached(
                 "SELECT name, max(version), created_at,
-                        (SELECT at FROM used WHERE used.name = secret.name)
+                        (SELECT at FROM used WHERE used.name = secret.name),
+                        (SELECT version FROM login WHERE login.name = secret.name)
                  FROM secret GROUP BY name ORDER BY name",
             )
             .map_err(&read)?;
         let rows = statement
             .query_map([], |row| {
+                let version: u64 = row.get(1)?;
+                let refused = row.get::<_, Option<u64>>(4)? == Some(version);
                 Ok(SecretInfo {
                     name: row.get(0)?,
-                    version: row.get(1)?,
+                    version,
                     created_at: rfc3339(row.get(2)?),
                     last_used_at: row.get::<_, Option<i64>>(3)?.map(rfc3339),
-                    state: "ready".into(),
+                    state: if refused { "needs_login" } else { "ready" }.into(),
                 })
             })
             .map_err(&read)?;
@@ -192,7 +217,10 @@ impl Store {
         let transaction = self.db.transaction().map_err(&write)?;
         let removed =
             transaction.execute("DELETE FROM secret WHERE name = ?1", [name]).map_err(&write)?;
-        transaction.execute("DELETE FROM used WHERE name = ?1", [name]).map_err(&write)?;
+        for table in ["used", "login", "token"] {
+            let sql = format!("DELETE FROM {table} WHERE name = ?1");
+            transaction.execute(&sql, [name]).map_err(&write)?;
+        }
         transaction.commit().map_err(&write)?;
         match removed {
             0 => Err(VaultError::Missing(name.to_owned())),
@@ -221,6 +249,88 @@ impl Store {
             true => Err(VaultError::Missing(name.to_owned())),
             false => Ok(values),
         }
+    }
+
+    /// The current version of a secret and its number.
+    pub(super) fn current(&self, name: &str) -> Result<(u64, Secret), VaultError> {
+        let row = self
+            .db
+            .prepare_cached(
+                "SELECT version, sealed FROM secret WHERE name = ?1 ORDER BY version DESC LIMIT 1",
+            )
+            .and_then(|mut statement| {
+                let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?));
+                statement.query_row([name], read).optional()
+            })
+            .map_err(failed("read"))?;
+        let (version, sealed): (u64, _) =
+            row.ok_or_else(|| VaultError::Missing(name.to_owned()))?;
+        Ok((version, self.unseal(&["secret", name], version, &sealed)?))
+    }
+
+    /// Notes that nobody gives tokens for this version of a secret any more.
+    pub(super) fn need_login(
+        &self,
+        name: &str,
+        version: u64,
+        reason: &str,
+    ) -> Result<(), VaultError> {
+        self.db
+            .execute(
+                "INSERT OR REPLACE INTO login VALUES (?1, ?2, ?3)",
+                params![name, version, reason],
+            )
+            .map(drop)
+            .map_err(failed("write"))
+    }
+
+    /// Why the current version of a secret gives no tokens, if that is so.
+    pub(super) fn login_needed(&self, name: &str) -> Result<Option<String>, VaultError> {
+        self.db
+            .prepare_cached(
+                "SELECT reason FROM login WHERE name = ?1 AND version =
+                 (SELECT max(version) FROM secret WHERE name = ?1)",
+            )
+            .and_then(|mut statement| statement.query_row([name], |row| row.get(0)).optional())
+            .map_err(failed("read"))
+    }
+
+    /// Keeps a token that was had for a secret, until its end (seconds since 1970).
+    pub(super) fn keep_token(
+        &self,
+        name: &str,
+        granted: &str,
+        token: &Secret,
+        ends: u64,
+    ) -> Result<(), VaultError> {
+        let place = ["token", name, granted];
+        let sealed = seal(self.rows.bytes(), &self.id, &place, ends, token.expose_secret())?;
+        self.db
+            .execute(
+                "INSERT OR REPLACE INTO token VALUES (?1, ?2, ?3, ?4)",
+                params![name, granted, ends, sealed],
+            )
+            .map(drop)
+            .map_err(failed("write"))
+    }
+
+    /// A token that was kept, and its end.
+    pub(super) fn token(
+        &self,
+        name: &str,
+        granted: &str,
+    ) -> Result<Option<(Secret, u64)>, VaultError> {
+        let row: Option<(u64, Vec<u8>)> = self
+            .db
+            .query_row(
+                "SELECT ends, sealed FROM token WHERE name = ?1 AND granted = ?2",
+                [name, granted],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )
+            .optional()
+            .map_err(failed("read"))?;
+        let Some((ends, sealed)) = row else { return Ok(None) };
+        Ok(Some((self.unseal(&["token", name, granted], ends, &sealed)?, ends)))
     }
 
     /// Notes that a secret was used, at most once a minute.

@@ -109,11 +109,11 @@ async fn placeholders_stay_the_same_and_differ_by_lease() {
     let vault = in_process(dir.path());
     let (one, two) = (LeaseId::random(), LeaseId::random());
 
-    let first = vault.placeholder(&one, &github()).await.unwrap();
+    let first = vault.placeholder(&one, &github(), Some("GITHUB_TOKEN")).await.unwrap();
 
     assert!(first.starts_with("ghp_") && first.len() == 40, "{first}");
-    assert_eq!(vault.placeholder(&one, &github()).await.unwrap(), first);
-    assert_ne!(vault.placeholder(&two, &github()).await.unwrap(), first);
+    assert_eq!(vault.placeholder(&one, &github(), Some("GITHUB_TOKEN")).await.unwrap(), first);
+    assert_ne!(vault.placeholder(&two, &github(), Some("GITHUB_TOKEN")).await.unwrap(), first);
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn answers_reach_those_who_asked_even_when_others_stop_waiting() {
         let credential = github();
         let mut expected = Vec::new();
         for lease in &leases {
-            expected.push(vault.placeholder(lease, &credential).await.unwrap());
+            expected.push(vault.placeholder(lease, &credential, None).await.unwrap());
         }
         expected
     };
@@ -153,7 +153,7 @@ async fn answers_reach_those_who_asked_even_when_others_stop_waiting() {
         .into_iter()
         .map(|lease| {
             let vault = vault.clone();
-            tokio::spawn(async move { vault.placeholder(&lease, &github()).await.unwrap() })
+            tokio::spawn(async move { vault.placeholder(&lease, &github(), None).await.unwrap() })
         })
         .collect();
     for (index, (task, expected)) in tasks.into_iter().zip(expected).enumerate() {

@@ -1,10 +1,12 @@
-//! The messages between proxyd's two processes: a JSON head with names, then secret parts.
+//! The messages between proxyd's processes: a JSON head with names, then secret parts.
 //!
-//! A frame is a length (four bytes, little endian) and a body: the head's length, the head, and
-//! for each part its length and bytes. Secrets travel only in parts, so no JSON buffer ever holds
-//! one. Both sides bound every length before they make room for it.
+//! A frame is a length (four bytes, little endian) and a body: the question's number, the head's
+//! length, the head, and for each part its length and bytes. Secrets travel only in parts, so no
+//! JSON buffer ever holds one. Both sides bound every length before they make room for it. An
+//! answer has the number of its question; answers may come in another order than questions.
 
 use ipc::vault::SecretInfo;
+use policies::Grant;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -22,11 +24,22 @@ const PARTS_MAX: usize = 4096;
 pub enum Request {
     /// → [`Reply::Text`].
     Placeholder { lease: String, credential: String, prefix: String },
-    /// → [`Reply::Done`] with the value to put in, then the needles to search for.
-    Render { credential: String, host: String, hosts: Vec<String>, form: Form, secret: String },
-    /// The needles of several secrets, each with the form it is used in; missing ones are passed
-    /// over. → [`Reply::Done`] with needles.
-    Needles { secrets: Vec<(String, Form)> },
+    /// → [`Reply::Rendered`] with what to put in, then the needles to search for.
+    Render {
+        credential: String,
+        host: String,
+        hosts: Vec<String>,
+        form: Form,
+        secret: String,
+        #[serde(default)]
+        grant: Option<Grant>,
+        /// A token that the upstream refused: another one is wanted.
+        #[serde(default)]
+        refused: Option<u64>,
+    },
+    /// The needles of several secrets, each with the form it is used in and what is had for it;
+    /// missing ones are passed over. → [`Reply::Done`] with needles.
+    Needles { secrets: Vec<(String, Form, Option<Grant>)> },
     /// Part: the value. → [`Reply::Secrets`] with one entry.
     Put { name: String },
     /// → [`Reply::Secrets`].
@@ -47,6 +60,36 @@ pub enum Form {
     Basic { user: String },
     /// The template with the value in place of `{}`.
     Template { template: String },
+    /// Three parts: a key that signs for that day, region and service only; the access key's id;
+    /// the session token, which may be empty.
+    SigV4 { date: String, region: String, service: String },
+}
+
+impl Form {
+    pub fn sigv4(date: &str, region: &str, service: &str) -> Self {
+        let [date, region, service] = [date, region, service].map(str::to_owned);
+        Self::SigV4 { date, region, service }
+    }
+}
+
+/// What a worker is asked: one request over the network. Parts: the value of `Authorization`,
+/// empty for none, and the body.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fetch {
+    /// `https://…`.
+    pub url: String,
+    pub content_type: String,
+}
+
+/// What came of it.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Fetched {
+    /// Part: the body.
+    Answered { status: u16 },
+    /// Nobody answered, for this reason.
+    Failed { reason: String },
 }
 
 /// What the child answers.
@@ -62,6 +105,14 @@ pub enum Reply {
         notes: Vec<String>,
     },
     Done,
+    Rendered {
+        /// How many parts are to be put in; the needles follow.
+        values: usize,
+        /// Tells tokens of one credential apart.
+        serial: u64,
+        /// How long it may be used, where that is known.
+        good_ms: Option<u64>,
+    },
     Leaf {
         /// The certificate's end, in seconds since 1970.
         not_after: u64,
@@ -87,6 +138,8 @@ pub enum Why {
     Invalid,
     Failed,
     Key,
+    NeedsLogin,
+    Unavailable,
 }
 
 impl VaultError {
@@ -97,6 +150,8 @@ impl VaultError {
             Why::Invalid => Self::Invalid(text),
             Why::Failed => Self::Failed(text),
             Why::Key => Self::Key(text),
+            Why::NeedsLogin => Self::NeedsLogin(text),
+            Why::Unavailable => Self::Unavailable(text),
         }
     }
 
@@ -107,6 +162,8 @@ impl VaultError {
             Self::Invalid(text) => (Why::Invalid, text.clone()),
             Self::Failed(text) => (Why::Failed, text.clone()),
             Self::Key(text) => (Why::Key, text.clone()),
+            Self::NeedsLogin(text) => (Why::NeedsLogin, text.clone()),
+            Self::Unavailable(text) => (Why::Unavailable, text.clone()),
             Self::Gone => (Why::Failed, self.to_string()),
         };
         Reply::Failed { why, text }
@@ -119,12 +176,13 @@ impl VaultError {
 pub struct Malformed(&'static str);
 
 /// A whole frame, its length in front, wiped on drop.
-pub fn encode(head: &impl Serialize, parts: &[Secret]) -> Zeroizing<Vec<u8>> {
+pub fn encode(number: u32, head: &impl Serialize, parts: &[Secret]) -> Zeroizing<Vec<u8>> {
     let head = serde_json::to_vec(head).expect("heads hold nothing that JSON cannot");
     let parts_bytes: usize = parts.iter().map(|part| 4 + part.expose_secret().len()).sum();
-    let body = 4 + head.len() + parts_bytes;
+    let body = 8 + head.len() + parts_bytes;
     let mut frame = Zeroizing::new(Vec::with_capacity(4 + body));
     put(&mut frame, body);
+    frame.extend_from_slice(&number.to_le_bytes());
     put(&mut frame, head.len());
     frame.extend_from_slice(&head);
     for part in parts {
@@ -142,14 +200,19 @@ fn put(frame: &mut Vec<u8>, length: usize) {
 /// The length of a frame's body from its first four bytes.
 pub fn body_length(prefix: [u8; 4]) -> Result<usize, Malformed> {
     match u32::from_le_bytes(prefix) as usize {
-        length @ 4..=FRAME_BYTES_MAX => Ok(length),
+        length @ 8..=FRAME_BYTES_MAX => Ok(length),
         _ => Err(Malformed("its length")),
     }
 }
 
+/// The number of the question that a frame's body belongs to.
+pub fn number(body: &[u8]) -> u32 {
+    body.first_chunk().map_or(0, |number| u32::from_le_bytes(*number))
+}
+
 /// Splits a frame's body.
 pub fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<(T, Vec<Secret>), Malformed> {
-    let mut rest = body;
+    let (_, mut rest) = body.split_at_checked(4).ok_or(Malformed("it is cut"))?;
     let head = take(&mut rest)?;
     let head = serde_json::from_slice(head).map_err(|_| Malformed("its head"))?;
     let mut parts = Vec::new();
@@ -176,7 +239,7 @@ mod tests {
 
     fn frame() -> Vec<u8> {
         let parts = [Secret::new(b"one".to_vec()), Secret::new(Vec::new())];
-        encode(&Request::Put { name: "github".into() }, &parts).to_vec()
+        encode(7, &Request::Put { name: "github".into() }, &parts).to_vec()
     }
 
     #[test]
@@ -187,6 +250,7 @@ mod tests {
         let (head, parts) = decode::<Request>(&frame[4..]).unwrap();
 
         assert_eq!(length, frame.len() - 4);
+        assert_eq!(number(&frame[4..]), 7);
         assert!(matches!(head, Request::Put { name } if name == "github"));
         assert_eq!(parts.len(), 2);
         assert_eq!(parts[0].expose_secret(), b"one");
@@ -211,7 +275,7 @@ mod tests {
 
     #[test]
     fn lengths_out_of_bounds_are_refused_before_any_room_is_made() {
-        for length in [0u32, 3, (FRAME_BYTES_MAX + 1) as u32, u32::MAX] {
+        for length in [0u32, 7, (FRAME_BYTES_MAX + 1) as u32, u32::MAX] {
             assert!(body_length(length.to_le_bytes()).is_err(), "{length}");
         }
     }

@@ -1,0 +1,79 @@
+//! What confines a worker of the vault's that talks over the network.
+
+use std::io;
+
+use rustix::process::Signal;
+use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
+
+/// The calling process ends with the one that started it.
+pub fn end_with_parent() -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)
+}
+
+/// It opens connections and does nothing else that reaches beyond it: no program is started, no
+/// connection taken, no other process looked into, no namespace entered. What files it may read is
+/// Landlock's part.
+pub fn only_outwards() -> io::Result<()> {
+    let arch = if cfg!(target_arch = "x86_64") { TargetArch::x86_64 } else { TargetArch::aarch64 };
+    let refused = [
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_listen,
+        libc::SYS_accept,
+        libc::SYS_accept4,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_kill,
+        libc::SYS_tkill,
+        libc::SYS_unshare,
+        libc::SYS_setns,
+        libc::SYS_mount,
+        libc::SYS_umount2,
+        libc::SYS_pivot_root,
+        libc::SYS_chroot,
+        libc::SYS_bpf,
+        libc::SYS_keyctl,
+        libc::SYS_add_key,
+        libc::SYS_request_key,
+        libc::SYS_userfaultfd,
+        libc::SYS_perf_event_open,
+        libc::SYS_io_uring_setup,
+        libc::SYS_init_module,
+        libc::SYS_finit_module,
+        libc::SYS_kexec_load,
+    ];
+    let rules = refused.into_iter().map(|call| (call, Vec::new())).collect();
+    let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch);
+    let program: seccompiler::BpfProgram =
+        filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
+    seccompiler::apply_filter(&program).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_dials_and_starts_nothing_and_takes_no_connection() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+
+        // The filter holds for the thread, so the other tests stay free.
+        let can = std::thread::spawn(move || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            only_outwards().unwrap();
+            let own = rustix::process::getpid();
+            [
+                std::net::TcpStream::connect(address).is_ok(),
+                std::net::TcpListener::bind("127.0.0.1:0").is_ok(),
+                std::process::Command::new("/bin/true").status().is_ok(),
+                rustix::process::test_kill_process(own).is_ok(),
+            ]
+        });
+
+        assert_eq!(can.join().unwrap(), [true, false, false, false]);
+    }
+}

@@ -1,0 +1,201 @@
+//! The vault's worker for the network: carries one question to a token server, brings the answer.
+//!
+//! A process of its own, started by proxyd with a socket to the vault child as standard input. It
+//! sees what it carries (a refresh token, a client's secret, a new token) and nothing else: it has
+//! no way to the store, asks the vault nothing, and keeps nothing. It starts no program, takes no
+//! connection, and reads only what the way out needs: trust, names, proxyd's own configuration.
+//! Questions run beside each other; each reads the configuration again, since there are few.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use policies::Scheme;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use zeroize::Zeroizing;
+
+use super::FETCH_SECONDS;
+use super::secret::Secret;
+use super::wire::{self, Fetch, Fetched};
+use crate::config::{Arguments, Config};
+use crate::head::{Fields, RequestHead};
+use crate::relay::body::Piece;
+use crate::relay::h1::client::{Connection, Next};
+use crate::relay::h1::framing::Framing;
+use crate::start;
+use crate::sys::{process, worker};
+use crate::upstream::outbound::Outbound;
+
+/// What this program is told to be.
+pub const ROLE: &str = "vault-fetch";
+/// Longest answer of a token server.
+const ANSWER_BYTES_MAX: usize = 256 * 1024;
+
+/// Runs the worker. `args` are those after the role: proxyd's own.
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("proxyd vault-fetch: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Vec<OsString>) -> Result<(), String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    process::hide_memory().map_err(|error| text(&error))?;
+    worker::end_with_parent().map_err(|error| text(&error))?;
+    let arguments = Arguments::parse_from_rest(args).map_err(|error| text(&error))?;
+    let config = Config::load(&arguments).map_err(|error| text(&error))?;
+    let socket = ipc::daemon::inherited_fd(0).map(StdUnixStream::from);
+    let socket = socket.map_err(|error| text(&error))?;
+    let outbound = Outbound::new(&config.way_out, config.resolver.clone());
+    let outbound = outbound.map_err(|error| text(&error))?;
+    let read: Vec<PathBuf> = start::readable(&config);
+    process::confine_files(&read, &[]).map_err(|error| text(&error))?;
+    worker::only_outwards().map_err(|error| text(&error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| text(&error))?;
+    let outcome = runtime.block_on(async {
+        socket.set_nonblocking(true).map_err(|error| text(&error))?;
+        let socket = UnixStream::from_std(socket).map_err(|error| text(&error))?;
+        serve(socket, config, outbound).await;
+        Ok(())
+    });
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    outcome
+}
+
+/// Until the vault has gone.
+async fn serve(socket: UnixStream, config: Config, outbound: Outbound) {
+    let (mut reading, writing) = socket.into_split();
+    let writing = Arc::new(Mutex::new(writing));
+    let place = Arc::new(Mutex::new((config, Arc::new(outbound))));
+    loop {
+        let mut prefix = [0; 4];
+        if reading.read_exact(&mut prefix).await.is_err() {
+            return;
+        }
+        let Ok(length) = wire::body_length(prefix) else { return };
+        let mut body = Zeroizing::new(vec![0; length]);
+        if reading.read_exact(&mut body).await.is_err() {
+            return;
+        }
+        let (writing, place) = (Arc::clone(&writing), Arc::clone(&place));
+        tokio::spawn(async move {
+            let outbound = current(&place).await;
+            let patience = Duration::from_secs(FETCH_SECONDS);
+            let fetched = match timeout(patience, fetch(&outbound, &body)).await {
+                Ok(fetched) => fetched,
+                Err(_) => Err(format!("the token server gave no answer in {FETCH_SECONDS} s")),
+            };
+            let (head, parts) = match fetched {
+                Ok((status, body)) => (Fetched::Answered { status }, vec![body]),
+                Err(reason) => (Fetched::Failed { reason }, Vec::new()),
+            };
+            let frame = wire::encode(wire::number(&body), &head, &parts);
+            // A vault that has gone needs no answer.
+            let _ = writing.lock().await.write_all(&frame).await;
+        });
+    }
+}
+
+/// The way out as the files say it now; the former one where they are wrong.
+async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> Arc<Outbound> {
+    let mut place = place.lock().await;
+    let again = place.0.again().ok().and_then(|config| {
+        let next = Outbound::again(&place.1, &config.way_out).ok()?;
+        Some((config, Arc::new(next)))
+    });
+    if let Some(again) = again {
+        *place = again;
+    }
+    Arc::clone(&place.1)
+}
+
+/// One request and its whole answer. No reason quotes what was sent or came.
+async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), String> {
+    let (asked, mut parts) = wire::decode::<Fetch>(question).map_err(|error| error.to_string())?;
+    if parts.len() != 2 {
+        return Err("the vault asked in another way than agreed".to_owned());
+    }
+    let body = whole(parts.remove(1));
+    let authorization = whole(parts.remove(0));
+    let (scheme, host, port, path) = policies::split_url(&asked.url)?;
+    if scheme != Scheme::Https {
+        return Err("secrets are shown over https only".to_owned());
+    }
+    let stream = outbound.connect(&host, port).await.map_err(|error| error.to_string())?;
+    let mut headers = Fields::new();
+    let field = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    let named = host.authority(port);
+    let named = named.strip_suffix(":443").unwrap_or(&named);
+    headers.append("Host", field(named));
+    headers.append("User-Agent", field(concat!("cleanhands/", env!("CARGO_PKG_VERSION"))));
+    headers.append("Accept", field("application/json"));
+    headers.append("Content-Type", field(&asked.content_type));
+    headers.append("Content-Length", field(&body.len().to_string()));
+    headers.append("Connection", field("close"));
+    if !authorization.is_empty() {
+        headers.append("Authorization", authorization);
+    }
+    let head = RequestHead {
+        method: Bytes::from_static(b"POST"),
+        target: field(&path),
+        scheme,
+        authority: named.to_owned(),
+        headers,
+    };
+    exchange(Connection::new(stream), &head, body)
+        .await
+        .map_err(|reason| format!("the token server {host} gave no sound answer: {reason}"))
+}
+
+async fn exchange(
+    mut connection: Connection,
+    head: &RequestHead,
+    body: Bytes,
+) -> Result<(u16, Secret), String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let framing = Framing::Length(body.len() as u64);
+    let sent = connection.send(head, framing, None).await;
+    let (mut out, mut awaited) = sent.map_err(|error| text(&error))?;
+    out.data(body).await.map_err(|error| text(&error))?;
+    out.finish(None).await.map_err(|error| text(&error))?;
+    let (status, mut body) = loop {
+        let (head, next) = awaited.head().await.map_err(|error| text(&error))?;
+        match next {
+            Next::Interim(rest) => awaited = rest,
+            Next::Switched(_) => return Err("it speaks another protocol".to_owned()),
+            Next::Body(body, _) => break (head.status, body),
+        }
+    };
+    let mut answer = BytesMut::with_capacity(8 * 1024);
+    while let Some(piece) = body.next().await.map_err(|error| text(&error))? {
+        if let Piece::Data(data) = piece {
+            if answer.len() + data.len() > ANSWER_BYTES_MAX {
+                return Err("it is too long".to_owned());
+            }
+            answer.extend_from_slice(&data);
+        }
+    }
+    Ok((status, Secret::new(answer.to_vec())))
+}
+
+fn whole(secret: Secret) -> Bytes {
+    struct Owner(Secret);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            self.0.expose_secret()
+        }
+    }
+    Bytes::from_owner(Owner(secret))
+}
