@@ -80,15 +80,19 @@ impl<'t> Reader<'t> {
 
 /// Parses the text as TOML; a file that is none has one finding.
 pub(crate) fn document<'t>(reader: &mut Reader<'t>) -> Option<Document<&'t str>> {
-    match Document::parse(reader.text) {
-        Ok(document) => Some(document),
-        Err(error) => {
-            let end = reader.text.trim_end().len();
-            let span = error.span().unwrap_or(end..end);
-            reader.error(&span, format!("not valid TOML: {}", first_line(error.message())));
-            None
-        }
-    }
+    // First without positions of everything: the parser that keeps them goes on after a mistake,
+    // and some mistakes after another one make it panic.
+    let (span, message) = match toml::de::DeTable::parse(reader.text) {
+        Err(error) => (error.span(), error.message().to_owned()),
+        Ok(_) => match Document::parse(reader.text) {
+            Ok(document) => return Some(document),
+            Err(error) => (error.span(), error.message().to_owned()),
+        },
+    };
+    let end = reader.text.trim_end().len();
+    let span = span.unwrap_or(end..end);
+    reader.error(&span, format!("not valid TOML: {}", first_line(&message)));
+    None
 }
 
 impl<'t> Section<'t> {
