@@ -185,6 +185,41 @@ impl Harness {
         self.get(&format!("/cleanhands/v1/sessions/{}/verify", segment(session))).await
     }
 
+    /// An answer while it still streams.
+    pub async fn stream_of(
+        &self,
+        path: &str,
+    ) -> Result<http::Response<hyper::body::Incoming>, Failure> {
+        let response = self.client.send(http::Method::GET, path, None, Bytes::new()).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        Err(refusal(status, &body.map(|body| body.to_bytes()).unwrap_or_default()))
+    }
+
+    pub async fn export(
+        &self,
+        session: &str,
+    ) -> Result<http::Response<hyper::body::Incoming>, Failure> {
+        self.stream_of(&format!("/cleanhands/v1/sessions/{}/export", segment(session))).await
+    }
+
+    pub async fn import(&self, session: &str, step: &Value) -> Result<Value, Failure> {
+        self.post(&format!("/cleanhands/v1/sessions/{}/import", segment(session)), step).await
+    }
+
+    pub async fn choose_profile(&self, session: &str, profile: &str) -> Result<Value, Failure> {
+        let path = format!("/cleanhands/v1/sessions/{}/profile", segment(session));
+        self.post(&path, &json!({ "profile": profile })).await
+    }
+
+    pub async fn replay(&self, session: &str, profile: &str) -> Result<Value, Failure> {
+        let (session, profile) = (segment(session), segment(profile));
+        self.get(&format!("/cleanhands/v1/sessions/{session}/replay?profile={profile}")).await
+    }
+
     pub async fn add_key(&self, name: &str) -> Result<ipc::session::NewKey, Failure> {
         self.post("/cleanhands/v1/keys", &json!({ "name": name })).await
     }

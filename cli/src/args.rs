@@ -292,6 +292,40 @@ pub enum Session {
         #[arg(value_parser = named())]
         session: String,
     },
+    /// Write a session to a file, whole and with its hashes, while it runs or not
+    Export {
+        #[arg(value_parser = named())]
+        session: String,
+        /// The file, which must not exist yet [default: standard output]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+    /// Take a session in from a file that `export` wrote; it rests until somebody speaks to it
+    Import {
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Copy the log of all sessions to a file, while everything runs
+    Backup {
+        /// The file, which must not exist yet
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Choose what the model is shown of a session from its next request on
+    Profile {
+        #[arg(value_parser = named())]
+        session: String,
+        /// whole-log, last-n[:STEPS], summary[:TOKENS[:STEPS]] or reset[:TOKENS]
+        profile: String,
+    },
+    /// Compare what profiles would have shown the model of a session; nothing is asked
+    Replay {
+        #[arg(value_parser = named())]
+        session: String,
+        /// A profile; may be given more than once
+        #[arg(long = "profile", value_name = "PROFILE", required = true)]
+        profiles: Vec<String>,
+    },
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,8 @@
-//! `cleanhands session`: what sessions there are, what happened in one, whether its log is whole.
+//! `cleanhands session`: what sessions there are, what happened in one, whether its log is whole;
+//! [`files`] carries them, [`profiles`] says what a model is shown.
+
+mod files;
+mod profiles;
 
 use std::process::ExitCode;
 
@@ -23,6 +27,15 @@ pub async fn session(global: &Global, what: Session) -> Result<ExitCode, Failure
         Session::Verify { session } => {
             let report = harness.verify(&session).await?;
             chain::print(global.json, &format!("session {session}"), &report)
+        }
+        Session::Export { session, file } => files::export(&harness, &session, file).await,
+        Session::Import { file } => files::import(global, &harness, &file).await,
+        Session::Backup { file } => files::backup(global, &harness, &file).await,
+        Session::Profile { session, profile } => {
+            profiles::choose(global, &harness, &session, &profile).await
+        }
+        Session::Replay { session, profiles } => {
+            profiles::replay(global, &harness, &session, &profiles).await
         }
     }
 }
