@@ -128,3 +128,58 @@ pub async fn send(
     let out = if ends { BodyOut::None } else { BodyOut::H2(stream) };
     Ok((out, Answer::H2(response)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::{Instant, sleep};
+
+    const HOURS: Duration = Duration::from_secs(10 * 3600);
+
+    /// A connection with one request on it, and the upstream's end of both.
+    async fn asked() -> (
+        h2::client::ResponseFuture,
+        h2::server::Connection<tokio::io::DuplexStream, Bytes>,
+        h2::server::SendResponse<Bytes>,
+        Load,
+    ) {
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        let load = Load::default();
+        load.streams.fetch_add(1, Ordering::AcqRel);
+        let mut sender = open(Stream::new(near), load.clone(), ()).await.unwrap();
+        let mut upstream = h2::server::handshake(far).await.unwrap();
+        let request = http::Request::get("https://a.test/").body(()).unwrap();
+        let (response, _) = sender.send_request(request, true).unwrap();
+        let (_, respond) = upstream.accept().await.unwrap().unwrap();
+        (response, upstream, respond, load)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upstream_that_answers_no_ping_while_a_request_waits_is_given_up() {
+        // Nobody looks after the upstream's end any more.
+        let (response, _upstream, _respond, load) = asked().await;
+        let begun = Instant::now();
+
+        let outcome = response.await;
+
+        assert!(outcome.is_err());
+        assert!(begun.elapsed() >= PONG && begun.elapsed() <= PING + 2 * PONG);
+        tokio::task::yield_now().await;
+        assert!(load.ended.load(Ordering::Acquire));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upstream_that_answers_pings_may_take_hours_for_the_rest() {
+        let (response, mut upstream, mut respond, load) = asked().await;
+        tokio::spawn(async move { while upstream.accept().await.is_some() {} });
+        tokio::spawn(async move {
+            sleep(HOURS).await;
+            respond.send_response(http::Response::new(()), true).unwrap();
+        });
+
+        let outcome = response.await;
+
+        assert_eq!(outcome.unwrap().status(), 200);
+        assert!(!load.ended.load(Ordering::Acquire));
+    }
+}
