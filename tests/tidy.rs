@@ -272,8 +272,8 @@ fn rust_tests_start_no_program_that_only_some_hosts_have() {
         ["ns", "enter"].concat(),
         ["ip li", "nk "].concat(),
     ];
-    // Beside cargo and the programs under test; the shell is what a sandbox itself needs.
-    let started = ["curl", "echo", "git", "sh", "sleep", "/bin/bash", "/bin/true"];
+    // Beside cargo, the compiler and the programs under test; the shell is what a sandbox needs.
+    let started = ["cc", "curl", "echo", "git", "sh", "sleep", "/bin/bash", "/bin/true"];
     let mut bad = Vec::new();
     let mut tests = 0;
     for (file, text) in rust() {
