@@ -137,11 +137,12 @@ fn cpu(pids: &[u32]) -> Result<Duration, Failure> {
     Ok(Duration::from_millis(ticks * 10))
 }
 
+/// What is in memory, with a fair share of what processes share (proc_pid_smaps(5)).
 fn resident_kib(pids: &[u32]) -> Result<u64, Failure> {
     let mut sum = 0;
     for pid in pids {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
         sum += line.and_then(|l| l.trim().split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
     }
     Ok(sum)

@@ -189,11 +189,11 @@ async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known) {
         };
         let end = lease.end.clone();
         if incoming.raw.method == "CONNECT" {
-            let tunnelling = connect(daemon, lease, connection, incoming);
+            let tunnelling = Box::pin(connect(daemon, lease, connection, incoming));
             end.run_until_cancelled(tunnelling).await;
             return;
         }
-        let passing = forward(&daemon, lease, &mut connection, incoming);
+        let passing = Box::pin(forward(&daemon, lease, &mut connection, incoming));
         match end.run_until_cancelled(passing).await {
             Some(After::Next) => {}
             Some(After::Close) => return connection.close().await,

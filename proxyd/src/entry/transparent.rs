@@ -64,7 +64,8 @@ pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener
                 let end = lease.end.clone();
                 let (serving, lease) = (Arc::clone(&daemon), Arc::clone(&lease));
                 daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
-                    end.run_until_cancelled(connection(serving, lease, stream)).await;
+                    let connection = Box::pin(connection(serving, lease, stream));
+                    end.run_until_cancelled(connection).await;
                     drop(room);
                 });
             }
@@ -306,10 +307,12 @@ async fn accept_tls(
 /// Serves what is inside.
 async fn serve_tls(target: &Target, (intercepted, standing): Accepted) {
     let scene = target.scene(Scheme::Https, standing);
+    // In boxes of their own: a task is as large as the largest state that it can be in, and once
+    // more for each layer around it.
     if intercepted.speaks_h2 {
-        http::serve_h2(&scene, intercepted.stream).await;
+        Box::pin(http::serve_h2(&scene, intercepted.stream)).await;
     } else {
-        http::serve_h1(&scene, intercepted.stream).await;
+        Box::pin(http::serve_h1(&scene, intercepted.stream)).await;
     }
 }
 

@@ -94,13 +94,10 @@ impl Automaton {
         while *at < text.len() {
             if *state == Self::ROOT {
                 *at = self.skip.next(text, *at);
-                let rest = &text[*at..];
-                match rest.iter().position(|b| self.first[usize::from(*b)] != 0) {
-                    None => {
-                        *at = text.len();
-                        return None;
-                    }
-                    Some(skipped) => *at += skipped,
+                let byte = text.get(*at)?;
+                if self.first[usize::from(*byte)] == 0 {
+                    *at += 1;
+                    continue;
                 }
             }
             *state = self.step(*state, text[*at]);
