@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// Set in the process that the test starts from itself: its state directory.
 const CHILD: &str = "HARNESSD_POWERCUT_CHILD";
 const SESSIONS: usize = 3;
-const APPENDS: usize = 120;
+const APPENDS: usize = 160;
 /// Moments at which the power goes.
 const CUTS: u64 = 150;
 const SECTOR: usize = 512;
@@ -71,7 +71,7 @@ async fn append_until_done(dir: &Path) {
             let mut acknowledged = options.open(path).unwrap();
             for turn in 0..APPENDS {
                 // Long enough that the log is taken over into the database now and then.
-                let text = "x".repeat(100 + 157 * turn);
+                let text = "x".repeat(100 + 1_000 * turn);
                 let content = vec![json!({ "type": "text", "text": text })];
                 let said = vec![Body::UserMessage { content }.into()];
                 let done = log.append(&id(number), Guard::default(), said).await.unwrap();

@@ -40,9 +40,18 @@ impl From<Body> for NewEvent {
     }
 }
 
-/// Draws the id of a new event.
+/// Draws the id of a new event: 45 bits of time, then 75 of chance. Ids of one moment lie side by
+/// side in the index of ids, so that events of many sessions do not write a page each.
 pub fn new_event_id() -> String {
-    format!("sevt_{}", ipc::id::random_text(24))
+    // In the order of its characters, unlike the usual alphabet of base 32.
+    const ORDERED: &[u8; 32] = b"234567abcdefghijklmnopqrstuvwxyz";
+    let millis = jiff::Timestamp::now().as_millisecond().unsigned_abs();
+    let mut id = String::from("sevt_");
+    for place in (0..9).rev() {
+        let digit = (millis >> (place * 5)) & 31;
+        id.push(char::from(ORDERED[usize::try_from(digit).unwrap_or(0)]));
+    }
+    id + &ipc::id::random_text(15)
 }
 
 /// What happened.
@@ -559,6 +568,22 @@ mod tests {
             let (kind, text) = body.to_columns().unwrap();
             assert_eq!(Body::from_columns(&kind, &text).unwrap(), body, "{kind}: {text}");
         }
+    }
+
+    #[test]
+    fn ids_differ_and_those_of_later_moments_come_later() {
+        let first = new_event_id();
+        let ids: std::collections::HashSet<String> = (0..1000).map(|_| new_event_id()).collect();
+        let moment = first[..14].to_owned();
+        let later = loop {
+            let id = new_event_id();
+            if id[..14] != moment {
+                break id;
+            }
+        };
+
+        assert_eq!((ids.len(), first.len()), (1000, 29));
+        assert!(later > first);
     }
 
     #[test]

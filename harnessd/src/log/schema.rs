@@ -102,6 +102,10 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, LogError> {
     // FULL syncs the log at each commit: an acknowledged event survives a power cut.
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
+    // Many sessions touch many pages: room for them in memory (16 MiB), and in the write-ahead log
+    // before it is taken over (4,000 pages), which costs syncs of its own.
+    connection.pragma_update(None, "cache_size", -16 * 1024)?;
+    connection.pragma_update(None, "wal_autocheckpoint", 4_000)?;
     // Confined to its state directory, the daemon has no place for temporary files.
     connection.pragma_update(None, "temp_store", "memory")?;
     migrate(&mut connection)?;

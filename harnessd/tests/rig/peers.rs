@@ -192,6 +192,7 @@ fn receipt(call: &Execute, journal: &str, outcome: Outcome, text: &str) -> Recei
         signal: None,
         output_bytes: text.len() as u64,
         spill: None,
+        usage: None,
         started_at: "2026-01-01T00:00:00.000Z".into(),
         duration_ms: 1,
         provision_us: Some(2000),
