@@ -61,6 +61,9 @@ pub struct Receipt {
     pub signal: Option<i32>,
     /// Bytes the command wrote, before any cut.
     pub output_bytes: u64,
+    /// What the call used, where it ran.
+    #[serde(default)]
+    pub usage: Option<Usage>,
     /// Where the whole output lies, as the sandbox sees it, when `content` holds a part only.
     pub spill: Option<String>,
     /// RFC 3339, milliseconds.
@@ -72,6 +75,16 @@ pub struct Receipt {
     pub layers: Vec<Layer>,
     /// Identity of the journal that holds this receipt.
     pub journal: String,
+}
+
+/// What a call used, with all that descends from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Time of processors, user's and system's. To about ten milliseconds for what still runs or was
+    /// waited for by the shell.
+    pub cpu_us: u64,
+    /// The largest process that was seen.
+    pub memory_peak_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

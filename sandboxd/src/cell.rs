@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ipc::fd::{Channel, MessageError};
 use ipc::lease::Descriptor;
-use ipc::sandbox::Layer;
+use ipc::sandbox::{Layer, Usage};
 use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 
@@ -253,6 +253,11 @@ impl Cell {
     /// Runs `crate::tools::files::perform` on `payload` in a confined process of the cell.
     /// Dropping the future kills that process.
     pub async fn file_call(&self, payload: &[u8]) -> Result<Vec<u8>, CellError> {
+        self.counted_file_call(payload).await.map(|(answer, _)| answer)
+    }
+
+    /// The same, with what it used.
+    pub async fn counted_file_call(&self, payload: &[u8]) -> Result<(Vec<u8>, Usage), CellError> {
         if payload.len() > CALL_BYTES_MAX {
             return Err(CellError::TooLong);
         }
@@ -268,10 +273,11 @@ impl Cell {
             };
             return Err(CellError::Start(Failure { step: "file call".into(), errno: None, text }));
         }
-        memory::read(&answer, CALL_BYTES_MAX).map_err(|error| match error.kind() {
+        let answer = memory::read(&answer, CALL_BYTES_MAX).map_err(|error| match error.kind() {
             std::io::ErrorKind::FileTooLarge => CellError::TooLong,
             _ => CellError::Io(error),
-        })
+        })?;
+        Ok((answer, Usage { cpu_us: exit.cpu_us, memory_peak_bytes: exit.maxrss_bytes }))
     }
 
     /// Has commands trust proxyd's certificates too, instead of those of the last time. They see

@@ -418,11 +418,12 @@ async fn perform(receipt: &mut Receipt, seat: &InUse, action: Action, timeout: D
     let margin = SEARCH_MARGIN.min(timeout / 2);
     let request = files::Request { roots, search_ms_max: millis(timeout - margin), action };
     let payload = request.encode(&[]);
-    let call = tokio::time::timeout(timeout, seat.sandbox.cell.file_call(&payload));
+    let call = tokio::time::timeout(timeout, seat.sandbox.cell.counted_file_call(&payload));
     let tool = receipt.tool.clone();
     match call.await {
-        Ok(Ok(reply)) => match files::decode_reply(&reply) {
+        Ok(Ok((reply, usage))) => match files::decode_reply(&reply) {
             Ok(reply) => {
+                receipt.usage = Some(usage);
                 receipt.output_bytes = reply.content.iter().map(receipt::content_bytes).sum();
                 receipt.content = reply.content;
                 receipt.is_error = reply.is_error;

@@ -14,7 +14,8 @@
 //!  9. Build the root and enter it.
 //! 10. Make the bundle of trusted certificates; no further namespaces, for anybody in this one, but
 //!     a mount's; close what `/proc` says of the host; make the root read-only.
-//! 11. Hold nothing of the host any more but its tree. Prepare the rules of what commands may write.
+//! 11. Hold nothing of the host any more but its tree. Prepare the rules of what commands may
+//!     write.
 //! 12. Say so, with the root's own bundle.
 //!
 //! So far a cell is half made, and may wait for its session (`crate::pool`). Then [`complete`]:

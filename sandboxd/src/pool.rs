@@ -21,7 +21,8 @@ use crate::plan::SandboxPlan;
 
 /// For how long after its last use an environment is kept ready.
 const KEPT: Duration = Duration::from_secs(300);
-/// Environments and owners that are kept ready at once; beyond that the one unused for longest goes.
+/// Environments and owners that are kept ready at once; beyond that the one unused for longest
+/// goes.
 const SHAPES_MAX: usize = 8;
 /// The pool is filled when nobody asked for a sandbox for this long: a call that runs now needs the
 /// processors more.

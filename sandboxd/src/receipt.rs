@@ -38,6 +38,7 @@ pub fn blank(
         signal: None,
         output_bytes: 0,
         spill: None,
+        usage: None,
         started_at: started_at.to_owned(),
         duration_ms: 0,
         provision_us: None,
@@ -116,6 +117,7 @@ pub fn fill_from_command(receipt: &mut Receipt, ran: bash::Ran) {
     receipt.is_error = ran.is_error;
     receipt.exit_code = ran.exit.and_then(|exit| exit.code);
     receipt.signal = ran.exit.and_then(|exit| exit.signal);
+    receipt.usage = ran.usage;
     receipt.output_bytes = ran.output_bytes;
     receipt.spill = ran.spill;
 }

@@ -3,8 +3,8 @@
 //! sandboxd executes itself again in the role `zygote` before it has a thread or a runtime: forking
 //! from a process with threads may run almost no code in the child, and the parent-death signal
 //! follows the forking thread, not the process. The zygote does nothing but read one
-//! [`Request`] a message from its standard input (a SEQPACKET socket), and clone or take a mount; it
-//! ends when that socket does, and every cell ends with it. Read [`crate::init`] next.
+//! [`Request`] a message from its standard input (a SEQPACKET socket), and clone or take a mount;
+//! it ends when that socket does, and every cell ends with it. Read [`crate::init`] next.
 
 pub(crate) mod cgroup;
 mod ids;

@@ -467,7 +467,8 @@ async fn git_commits_in_worktrees_submodules_and_split_repositories() {
         git worktree add -q ../tree -b side
         (cd ../tree && echo 2 > g && git add g && git commit -q -m two && git status --short)
         git clone -q --bare . ../bare.git
-        git -c protocol.file.allow=always submodule --quiet add ../bare.git sub && git commit -q -m sub
+        git -c protocol.file.allow=always submodule --quiet add ../bare.git sub
+        git commit -q -m sub
         cd .. && git init -q --separate-git-dir gitdir split && cd split
         echo 3 > h && git add h && git commit -q -m three
         git -C ../main log --oneline --all | wc -l; git log --oneline | wc -l
@@ -477,4 +478,21 @@ async fn git_commits_in_worktrees_submodules_and_split_repositories() {
 
     assert_eq!(text(&receipt), "3\n1\n");
     assert!(!receipt.is_error, "{receipt:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receipt_says_what_its_call_used_and_not_what_others_did() {
+    let daemon = Daemon::start().await;
+    let session = SessionId::random();
+    let busy = "for i in $(seq 300000); do :; done; head -c 40M /dev/zero | tail -c 30M | wc -c";
+
+    let first = daemon.bash(&session, busy).await;
+    let second = daemon.bash(&session, "true").await;
+    let file = daemon.file(&session, "write", json!({"file_path": "a", "content": "b"})).await;
+
+    let (first, second) = (first.usage.unwrap(), second.usage.unwrap());
+    assert!(first.cpu_us >= 50_000, "{first:?}");
+    assert!(first.memory_peak_bytes > 1 << 20, "{first:?}");
+    assert!(second.cpu_us < first.cpu_us, "{second:?}");
+    assert!(file.usage.is_some_and(|usage| usage.memory_peak_bytes > 0), "{file:?}");
 }

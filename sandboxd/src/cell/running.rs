@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipc::fd::Channel;
+use ipc::sandbox::Usage;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -38,6 +39,9 @@ pub struct ExitOf {
 struct Known {
     exit: Option<ExitOf>,
     sweeps: u64,
+    used: Usage,
+    /// How often that was said.
+    used_told: u64,
     /// The guard is gone: nothing more will be known.
     lost: bool,
 }
@@ -64,6 +68,11 @@ impl Running {
         known.ok().and_then(|known| known.exit).ok_or(CellError::Lost)
     }
 
+    /// How it ended, if it has.
+    pub fn exited(&self) -> Option<ExitOf> {
+        self.known.borrow().exit
+    }
+
     /// Signals the command's process group.
     pub async fn signal_group(&self, signal: i32) -> Result<(), CellError> {
         self.say(Control::Signal { signal }).await
@@ -84,6 +93,18 @@ impl Running {
         }
     }
 
+    /// What the command and all that descends from it have used so far.
+    pub async fn usage(&self) -> Result<Usage, CellError> {
+        let before = self.known.borrow().used_told;
+        self.say(Control::Usage).await?;
+        let mut known = self.known.clone();
+        let told = known.wait_for(|known| known.used_told > before || known.lost);
+        match tokio::time::timeout(SWEPT_TIMEOUT, told).await {
+            Ok(Ok(known)) if known.used_told > before => Ok(known.used),
+            _ => Err(CellError::Lost),
+        }
+    }
+
     async fn say(&self, control: Control) -> Result<(), CellError> {
         self.channel.send(&control, &[]).await.map_err(CellError::of_cell)
     }
@@ -96,6 +117,10 @@ async fn read(channel: Arc<Channel>, learn: watch::Sender<Known>) {
                 let exit = ExitOf { code, signal, maxrss_bytes, cpu_us };
                 learn.send_modify(|known| known.exit = Some(exit));
             }
+            Ok((Report::Used { cpu_us, maxrss_bytes }, _)) => learn.send_modify(|known| {
+                known.used = Usage { cpu_us, memory_peak_bytes: maxrss_bytes };
+                known.used_told += 1;
+            }),
             Ok((Report::Swept, _)) => learn.send_modify(|known| known.sweeps += 1),
             Ok(_) => {}
             Err(_) => {

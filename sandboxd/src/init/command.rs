@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal};
 
 use super::confine::{Broken, Confinement};
 use super::failure;
-use super::tree::sweep;
+use super::tree::{sweep, used};
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
 use crate::sys::process::{
@@ -133,6 +133,12 @@ fn serve(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Re
                 // A group that has ended is no failure: its end is on its way to whoever asked.
                 let _ = rustix::process::kill_process_group(main, signal);
             }
+            Ok(true)
+        }
+        Ok((Control::Usage, _)) => {
+            let used = used().map_err(Broken::at("usage"))?;
+            let report = Report::Used { cpu_us: used.cpu_us, maxrss_bytes: used.maxrss_bytes };
+            let _ = ipc::fd::send(socket, &report, &[]);
             Ok(true)
         }
         Ok((Control::Kill, _)) => {

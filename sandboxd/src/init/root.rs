@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
@@ -333,7 +333,8 @@ pub fn keep_host(plan: &SandboxPlan) -> Result<Host> {
     Ok(Host { root: open_root(Path::new("/"))?, workspaces, later: Vec::new() })
 }
 
-/// Builds the new root, in the working directory. Returns the root's own file system, writable for whoever holds this descriptor and read-only for everybody else.
+/// Builds the new root, in the working directory. Returns the root's own file system, writable for
+/// whoever holds this descriptor and read-only for everybody else.
 pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<OwnedFd> {
     let stage = STAGES
         .iter()
@@ -443,7 +444,22 @@ fn place_for(source: &Source) -> Result<()> {
 }
 
 fn directory(path: &Path) -> Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|e| named(path, e))
+    if path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let mode = Mode::from_raw_mode(0o755);
+    let made = match rustix::fs::mkdir(path, mode) {
+        Err(Errno::NOENT) => {
+            directory(path.parent().unwrap_or(Path::new("")))?;
+            rustix::fs::mkdir(path, mode)
+        }
+        other => other,
+    };
+    match made {
+        // The root is ours alone while it is built: what is there is a directory of ours.
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(named(path, error.into())),
+    }
 }
 
 fn attach(sources: Vec<Source>) -> Result<()> {

@@ -27,8 +27,8 @@ pub struct Spare {
     there: OwnedFd,
 }
 
-/// What each is told, once. Attached for the guard: the command's socket; for the child: the domain,
-/// a memory file with the [`Program`], the command's descriptors.
+/// What each is told, once. Attached for the guard: the command's socket; for the child: the
+/// domain, a memory file with the [`Program`], the command's descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 struct Go;
 
@@ -62,8 +62,8 @@ impl Spare {
         }
     }
 
-    /// Has them run a program: `fds` begins with its memory file. A child that is gone by now is one
-    /// that was ended, which the guard reports.
+    /// Has them run a program: `fds` begins with its memory file. A child that is gone by now is
+    /// one that was ended, which the guard reports.
     pub fn run(self, socket: &OwnedFd, domain: &Domain, fds: &[OwnedFd]) -> std::io::Result<()> {
         let mut all = vec![domain.as_fd()];
         all.extend(fds.iter().map(AsFd::as_fd));

@@ -131,8 +131,6 @@ pub fn reap() -> std::io::Result<Reaped> {
         };
     }
     let Some(pid) = Pid::from_raw(pid) else { return Ok(Reaped::NoneYet) };
-    let micros =
-        |t: libc::timeval| t.tv_sec.cast_unsigned() * 1_000_000 + t.tv_usec.cast_unsigned();
     Ok(Reaped::Child(Ended {
         pid,
         code: libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),
@@ -140,6 +138,20 @@ pub fn reap() -> std::io::Result<Reaped> {
         maxrss_bytes: usage.ru_maxrss.cast_unsigned() * 1024,
         cpu_us: micros(usage.ru_utime) + micros(usage.ru_stime),
     }))
+}
+
+/// Processor time in microseconds, and size of the largest in bytes, of all children that were
+/// waited for, and of all that they had waited for.
+pub fn ended_children() -> (u64, u64) {
+    // SAFETY: rusage is plain integers; getrusage fills it.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live, properly sized value.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    (micros(usage.ru_utime) + micros(usage.ru_stime), usage.ru_maxrss.cast_unsigned() * 1024)
+}
+
+fn micros(time: libc::timeval) -> u64 {
+    time.tv_sec.cast_unsigned() * 1_000_000 + time.tv_usec.cast_unsigned()
 }
 
 /// Lets the kernel reap this process's children: nobody will ask how they ended.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ipc::sandbox::Outcome;
+use ipc::sandbox::{Outcome, Usage};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
@@ -97,6 +97,7 @@ pub struct Ran {
     pub exit: Option<ExitOf>,
     pub output_bytes: u64,
     pub spill: Option<String>,
+    pub usage: Option<Usage>,
 }
 
 /// Runs one input in the session's shell.
@@ -140,6 +141,7 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
         exit: None,
         output_bytes: shown.total,
         spill: shown.spilled.then_some(path),
+        usage: shell.usage().await,
     };
     match ending {
         Ending::Status(code) => {
@@ -165,7 +167,15 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
 
 impl Ran {
     fn plain(outcome: Outcome, text: impl Into<String>, is_error: bool) -> Self {
-        Self { outcome, text: text.into(), is_error, exit: None, output_bytes: 0, spill: None }
+        Self {
+            outcome,
+            text: text.into(),
+            is_error,
+            exit: None,
+            output_bytes: 0,
+            spill: None,
+            usage: None,
+        }
     }
 
     fn exited(&mut self, exit: ExitOf) {

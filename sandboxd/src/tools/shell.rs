@@ -10,6 +10,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use ipc::sandbox::Usage;
 use rustix::pipe::PipeFlags;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -40,6 +41,8 @@ pub struct Shell {
     status: pipe::Receiver,
     /// False once every writer has closed the output: the shell redirected itself.
     output_open: bool,
+    /// By all that descended from the shell, before the command that runs now.
+    used_us: u64,
 }
 
 /// How a command ended.
@@ -76,6 +79,7 @@ impl Shell {
             output: receiver(output)?,
             status: receiver(status)?,
             output_open: true,
+            used_us: 0,
         })
     }
 
@@ -102,6 +106,17 @@ impl Shell {
         self.drain(capture);
         spill.write_due(capture, true).await;
         ending
+    }
+
+    /// What the last command used; nothing, when nobody can say any more.
+    pub async fn usage(&mut self) -> Option<Usage> {
+        let so_far = match self.running.exited() {
+            // With the shell, all that it had waited for; the rest was swept away.
+            Some(exit) => Usage { cpu_us: exit.cpu_us, memory_peak_bytes: exit.maxrss_bytes },
+            None => self.running.usage().await.ok()?,
+        };
+        let before = std::mem::replace(&mut self.used_us, so_far.cpu_us);
+        Some(Usage { cpu_us: so_far.cpu_us.saturating_sub(before), ..so_far })
     }
 
     async fn follow(

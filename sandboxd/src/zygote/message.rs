@@ -93,6 +93,8 @@ pub struct Program {
 pub enum Control {
     /// To the command's process group.
     Signal { signal: i32 },
+    /// Answered with [`Report::Used`].
+    Usage,
     /// To everything that descends from it. Answered with [`Report::Swept`].
     Kill,
 }
@@ -110,6 +112,11 @@ pub enum Report {
         signal: Option<i32>,
         maxrss_bytes: u64,
         cpu_us: u64,
+    },
+    /// So far, by all that descends from the command or did.
+    Used {
+        cpu_us: u64,
+        maxrss_bytes: u64,
     },
     /// Nothing that descends from the command is left.
     Swept,
