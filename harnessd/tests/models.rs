@@ -121,6 +121,10 @@ fn models(dir: &Path) -> Models {
 }
 
 async fn ask(models: &Models) -> Result<(Answer, String), Failure> {
+    ask_for(models, "agents-name").await
+}
+
+async fn ask_for(models: &Models, name: &str) -> Result<(Answer, String), Failure> {
     let heard = Mutex::new(String::new());
     let sink = |delta: Delta| {
         if let Delta::Text { text, .. } = delta {
@@ -132,7 +136,7 @@ async fn ask(models: &Models) -> Result<(Answer, String), Failure> {
         tools: vec![json!({ "name": "bash", "input_schema": { "type": "object" } })],
         messages: vec![json!({ "role": "user", "content": [{ "type": "text", "text": "hi" }] })],
     };
-    let answer = models.find("agents-name").unwrap().ask(prompt, &sink).await?;
+    let answer = models.find(name).unwrap().ask(prompt, &sink).await?;
     Ok((answer, heard.into_inner().unwrap()))
 }
 
@@ -284,6 +288,110 @@ async fn each_kind_of_refusal_is_a_failure_that_says_what_to_do_about_it() {
         assert_eq!(found, (error, retryable, retry_after_ms), "{failure:?}");
         assert!(failure.message.contains(text), "{failure:?}");
     }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_stream_is_understood_or_said_to_be_none_at_once() {
+    let message = json!({
+        "type": "message", "id": "msg_2", "model": "m", "stop_reason": "end_turn",
+        "content": [{ "type": "text", "text": "Hello" }], "usage": { "output_tokens": 3 },
+    });
+    let dir = private_dir();
+    let proxyd = Proxyd::start(dir.path(), Arc::default());
+    let models = models(dir.path());
+    let answered = |kind, body: String| {
+        let answer = (StatusCode::OK, vec![("content-type", kind)], body);
+        proxyd.seen.answers.lock().unwrap().push(answer);
+    };
+
+    answered("application/json", message.to_string());
+    let (answer, heard) = ask(&models).await.unwrap();
+    assert_eq!((heard.as_str(), answer.usage.output_tokens), ("Hello", 3));
+    assert_eq!(answer.stop_reason.as_deref(), Some("end_turn"));
+    for (kind, body) in [
+        ("text/html; charset=utf-8", "<html>welcome</html>"),
+        ("application/json", "{\"status\":\"ok\"}"),
+        ("application/json", "{\"status\":"),
+        ("text/plain", "ok"),
+    ] {
+        answered(kind, body.to_owned());
+        let failure = ask(&models).await.unwrap_err();
+        assert!(!failure.retryable, "{kind} {body} is asked for again");
+        assert!(failure.message.contains("model.example"), "{failure:?}");
+        assert!(failure.message.contains("is the url of this model"), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_too_long_is_known_by_every_servers_words() {
+    let dir = private_dir();
+    let proxyd = Proxyd::start(dir.path(), Arc::default());
+    let models = models(dir.path());
+    let said = |message: &str, kind: &str| {
+        json!({ "error": { "message": message, "type": kind } }).to_string()
+    };
+    for (status, body, overflow) in [
+        (400, said("prompt is too long: 210000 tokens > 200000 maximum", "invalid"), true),
+        (400, said("This model's maximum context length is 8192 tokens", "invalid"), true),
+        (400, said("the request exceeds the available size", "exceed_context_size_error"), true),
+        (413, "{}".to_owned(), true),
+        (400, said("max_tokens: must be at least 1", "invalid"), false),
+        (500, said("context window of the log", "api_error"), false),
+    ] {
+        let status = StatusCode::from_u16(status).unwrap();
+        proxyd.seen.answers.lock().unwrap().push((status, vec![], body.clone()));
+
+        let failure = ask(&models).await.unwrap_err();
+
+        assert_eq!(failure.overflow, overflow, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn several_models_answer_each_to_its_name_and_in_its_own_form() {
+    let dir = private_dir();
+    let proxyd = Proxyd::start(dir.path(), Arc::default());
+    let config = |provider, model: &str| ModelConfig {
+        model: Some(model.to_owned()),
+        ..ModelConfig::new(provider)
+    };
+    let messages = Provider::Messages {
+        endpoint: "https://one.example/v1/messages".parse().unwrap(),
+        temperature: None,
+    };
+    let chat = Provider::Chat {
+        endpoint: "https://two.example/v1/chat/completions".parse().unwrap(),
+        temperature: Some(0.5),
+    };
+    let table = BTreeMap::from([
+        ("big".to_owned(), config(messages, "one-big")),
+        ("small".to_owned(), config(chat, "two-small")),
+    ]);
+    let lease = dir.path().join("lease.sock");
+    let egress = Egress::new(lease, dir.path().join("egress.sock"), "harness");
+    let models = Models::new(table, BTreeMap::new(), egress);
+    let chunks = "data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"}}]}\n\n\
+        data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    let answers = [chunks.to_owned(), WHOLE.to_owned()];
+    *proxyd.seen.answers.lock().unwrap() =
+        answers.map(|body| (StatusCode::OK, vec![], body)).to_vec();
+
+    let first = ask_for(&models, "big").await.unwrap();
+    let second = ask_for(&models, "small").await.unwrap();
+    let asked = std::mem::take(&mut *proxyd.seen.requests.lock().unwrap());
+
+    assert_eq!((first.1.as_str(), second.1.as_str()), ("Hello", "Hi"));
+    let seen: Vec<(&str, &Value)> =
+        asked.iter().map(|(uri, _, body)| (uri.as_str(), &body["model"])).collect();
+    assert_eq!(
+        seen,
+        [
+            ("https://one.example/v1/messages", &json!("one-big")),
+            ("https://two.example/v1/chat/completions", &json!("two-small")),
+        ]
+    );
+    assert!(models.find("other").is_none(), "a model that nobody configured");
+    assert_eq!(asked[1].2["temperature"], 0.5);
 }
 
 #[tokio::test]

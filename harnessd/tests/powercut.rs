@@ -19,7 +19,7 @@ const CHILD: &str = "HARNESSD_POWERCUT_CHILD";
 const SESSIONS: usize = 3;
 const APPENDS: usize = 160;
 /// Moments at which the power goes.
-const CUTS: u64 = 150;
+const CUTS: u64 = 80;
 const SECTOR: usize = 512;
 
 const DATABASE: u8 = 0;

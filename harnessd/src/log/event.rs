@@ -60,7 +60,7 @@ pub fn new_event_id() -> String {
 pub enum Body {
     /// The first event of every session: all that the loop needs to know to run it.
     SessionCreated(Created),
-    /// The agent, the title, the metadata or the budget changed; the agent holds from the next turn.
+    /// Agent, title, metadata or budget changed; the agent holds from the next turn.
     SessionUpdated {
         agent: Option<Agent>,
         title: Option<Value>,

@@ -82,7 +82,7 @@ pub async fn talk(
         }
         for _ in 0..world.chance.below(4) {
             tokio::time::sleep(world.chance.millis(900)).await;
-            answer(world, log, session, processes).await;
+            answer(world, log, session).await;
         }
     }
     acknowledged
@@ -105,7 +105,7 @@ async fn send(processes: &Processes, session: &SessionId, event: NewEvent) -> bo
 
 /// Answers what the session waits for, or some of it. The answer must still be wanted when it is
 /// stored, as the API sees to.
-async fn answer(world: &World, log: &Log, session: &SessionId, processes: &Processes) {
+async fn answer(world: &World, log: &Log, session: &SessionId) {
     let events = log.all(session).await.unwrap();
     let Some(Body::StatusIdle {
         stop_reason: StopReason::RequiresAction { events: asked }, ..
@@ -114,7 +114,8 @@ async fn answer(world: &World, log: &Log, session: &SessionId, processes: &Proce
         return;
     };
     let state = State::of(&events);
-    for id in asked.iter().filter(|id| state.awaits(id)) {
+    // The next one is answered on another look.
+    if let Some(id) = asked.iter().find(|id| state.awaits(id)) {
         let used = events.iter().find_map(|event| match &event.body {
             Body::ToolUse(used) if event.id == *id => Some(used),
             _ => None,
@@ -134,10 +135,7 @@ async fn answer(world: &World, log: &Log, session: &SessionId, processes: &Proce
             Ok(_) | Err(LogError::Moved(_)) => {}
             Err(error) => panic!("{error}"),
         }
-        // The next one is answered on another look; the sweep notices this one.
-        break;
     }
-    let _ = processes;
 }
 
 /// Whether the session has nothing left to do and asks for nothing; answers what it asks for.
@@ -152,7 +150,7 @@ pub async fn rests(log: &Log, session: &SessionId, processes: &Processes) -> boo
     }
     let world = processes.lock().unwrap().first().map(|process| Arc::clone(&process.life.world));
     if let Some(world) = world {
-        answer(&world, log, session, processes).await;
+        answer(&world, log, session).await;
     }
     false
 }

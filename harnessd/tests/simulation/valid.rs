@@ -47,7 +47,7 @@ pub fn problems(prompt: &Prompt, may_end_with_the_model: bool) -> Vec<String> {
             found.extend(pairs_of_the_server(place, content));
         }
     }
-    if !may_end_with_the_model && prompt.messages.len() % 2 == 0 {
+    if !may_end_with_the_model && prompt.messages.len().is_multiple_of(2) {
         found.push("the user does not have the last word".to_owned());
     }
     found
