@@ -132,6 +132,7 @@ impl From<UpstreamError> for Refusal {
 impl From<&ExchangeError> for Refusal {
     fn from(error: &ExchangeError) -> Self {
         let (status, code) = match error {
+            ExchangeError::Token => (502, "credential_refused_upstream"),
             ExchangeError::ClientBody(_) => (400, "request_body"),
             ExchangeError::Client(_) | ExchangeError::ClientGone => (499, "client_gone"),
             ExchangeError::Answer(AnswerError::ProxyAuthentication) => {

@@ -15,7 +15,7 @@ use policies::{Decision, EgressRequest, Host, Permit, Policy, Scheme};
 use crate::Daemon;
 use crate::audit::Line;
 use crate::entry::authority;
-use crate::head::RequestHead;
+use crate::head::{Fields, RequestHead};
 use crate::ids;
 use crate::inject::{self, Injected, LeaseContext, Payload};
 use crate::lease::Lease;
@@ -28,7 +28,7 @@ use crate::relay::responder::Responder;
 use crate::relay::websocket::Guard;
 use crate::reply::form::Form;
 use crate::reply::{self, Refusal};
-use crate::scrub::{self, ACCEPTED_ENCODINGS, Patterns};
+use crate::scrub::{self, ACCEPTED_ENCODINGS};
 use crate::upstream::{Link, Retry, UpstreamError, Want};
 
 /// What was verified about a connection before its requests were read.
@@ -78,6 +78,8 @@ pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
 struct Judged {
     permit: Permit,
     injected: Injected,
+    /// The request as it was before a token went in, where it can be sent with another one.
+    spare: Option<RequestHead>,
     /// Searches what an upgraded connection carries up.
     guard: Option<Guard>,
     outcome: Outcome,
@@ -87,14 +89,14 @@ struct Judged {
 /// Decides, injects, and records which way it went. A refusal that comes out is recorded too.
 async fn judge(scene: &Scene, asked: &mut Asked<'_>, mut line: Line) -> Result<Judged, Refusal> {
     match decide_and_inject(scene, asked, &mut line).await {
-        Ok((permit, injected, guard, flow)) => {
+        Ok((permit, injected, spare, guard, flow)) => {
             line.credential.clone_from(&injected.credential);
             let recorded = scene.daemon.audit.allow(&line).await;
             recorded.inspect_err(|error| {
                 tracing::error!(%error, "request stopped: the audit cannot be written");
             })?;
             let outcome = Outcome::new(Arc::clone(&scene.daemon), line);
-            Ok(Judged { permit, injected, guard, outcome, flow })
+            Ok(Judged { permit, injected, spare, guard, outcome, flow })
         }
         Err(refusal) => {
             record_denied(&scene.daemon, line, &refusal).await;
@@ -107,7 +109,7 @@ async fn decide_and_inject(
     scene: &Scene,
     asked: &mut Asked<'_>,
     line: &mut Line,
-) -> Result<(Permit, Injected, Option<Guard>, Entry), Refusal> {
+) -> Result<(Permit, Injected, Option<RequestHead>, Option<Guard>, Entry), Refusal> {
     let (policy, generation) =
         scene.lease.policy(&scene.daemon.policies.current()).ok_or_else(environment_gone)?;
     line.generation = generation;
@@ -123,6 +125,7 @@ async fn decide_and_inject(
         policy,
     };
     let vault = &scene.daemon.vault;
+    let mut spare = spare(&permit, asked);
     let mut payload = Payload {
         body: &mut asked.body,
         framing: &mut asked.framing,
@@ -130,11 +133,29 @@ async fn decide_and_inject(
     };
     let injected = inject::inject(&permit, vault, &context, &mut asked.head, &mut payload).await?;
     if injected.patterns.is_some() {
-        prepare_for_search(asked);
+        prepare_for_search(&mut asked.head.headers);
+    }
+    spare = spare.filter(|_| injected.token.is_some());
+    if let Some(spare) = &mut spare {
+        prepare_for_search(&mut spare.headers);
     }
     let credential = permit.credential().map(|credential| credential.name.clone());
     let entry = scene.lease.flows.enter(flow, Given { generation, credential });
-    Ok((permit, injected, guard, entry))
+    Ok((permit, injected, spare, guard, entry))
+}
+
+/// A copy of a request that could be sent twice, for a credential whose tokens the upstream may
+/// refuse: it has no body and holds no secret yet.
+fn spare(permit: &Permit, asked: &Asked<'_>) -> Option<RequestHead> {
+    let replaced = permit.credential().is_some_and(|credential| credential.grant.is_some());
+    let head = &asked.head;
+    (replaced && asked.framing == Framing::None && asked.upgrade.is_none()).then(|| RequestHead {
+        method: head.method.clone(),
+        target: head.target.clone(),
+        scheme: head.scheme,
+        authority: head.authority.clone(),
+        headers: head.headers.clone(),
+    })
 }
 
 /// The name in the request must be the verified one: another name behind it would be answered by
@@ -207,8 +228,7 @@ fn decide(policy: &Policy, flow: &Flow) -> Result<Permit, Refusal> {
 }
 
 /// Keeps the answer in a form that can be searched for what was injected.
-fn prepare_for_search(asked: &mut Asked<'_>) {
-    let headers = &mut asked.head.headers;
+fn prepare_for_search(headers: &mut Fields) {
     if headers.contains("accept-encoding") {
         let readable = |coding: &[u8]| {
             let name = coding.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
@@ -228,9 +248,10 @@ fn prepare_for_search(asked: &mut Asked<'_>) {
 
 /// Sends the request on and the answer back.
 async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form, id: &RequestId) {
-    let Judged { permit, injected, guard, mut outcome, flow } = judged;
-    let patterns = injected.patterns.as_ref();
-    let mut going = Going { patterns, guard, idle: scene.daemon.idle.exchange };
+    let Judged { permit, injected, spare, guard, mut outcome, flow } = judged;
+    let idle = scene.daemon.idle.exchange;
+    let refused_token = renewal(scene, &permit, &injected, spare.is_some());
+    let mut going = Going { injected, spare, guard, idle };
     let carried = tokio::select! {
         carried = exchange(scene, asked, permit, &mut going, &mut outcome, &flow) => carried,
         () = flow.stop.cancelled() => {
@@ -239,7 +260,7 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form,
     };
     if let Err(mut refusal) = carried {
         // It may quote what the upstream said.
-        if let Some(patterns) = &injected.patterns {
+        if let Some(patterns) = &going.injected.patterns {
             refusal.reason = scrub::scrub_text(patterns, &refusal.reason).0;
         }
         outcome.refused(&refusal);
@@ -251,6 +272,27 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form,
     } else {
         outcome.done();
     }
+    if outcome.tally.status() == Some(401)
+        && let Some(renew) = refused_token
+    {
+        scene.daemon.tasks.spawn(renew);
+    }
+}
+
+/// Has another token fetched, for the requests to come, after one was refused for a request that
+/// could not be sent again.
+fn renewal(
+    scene: &Scene,
+    permit: &Permit,
+    injected: &Injected,
+    tried_again: bool,
+) -> Option<impl Future<Output = ()> + use<>> {
+    let (token, credential) = (injected.token?, Arc::clone(permit.credential()?));
+    let (vault, host) = (scene.daemon.vault.clone(), permit.host().clone());
+    (!tried_again).then_some(async move {
+        // The next request says what is wrong, if something is.
+        let _ = vault.render_again(&credential, &host, token).await;
+    })
 }
 
 /// Finds a connection, sends the head, moves both bodies. A request is sent once more only where
@@ -259,7 +301,7 @@ async fn exchange(
     scene: &Scene,
     asked: &mut Asked<'_>,
     permit: Permit,
-    going: &mut Going<'_>,
+    going: &mut Going,
     outcome: &mut Outcome,
     flow: &Entry,
 ) -> Result<(), Refusal> {
@@ -282,6 +324,13 @@ async fn exchange(
             }
             return Ok(());
         };
+        if let Attempt::Exchange(ExchangeError::Token) = &failure
+            && let Some(head) = going.spare.take()
+        {
+            link = with_another_token(scene, asked, going, head, link).await?;
+            upstreams.note(&link, flow);
+            continue;
+        }
         let retry = retry(&failure, &link, repeatable, asked.framing == Framing::None);
         let Some(retry) = retry.filter(|_| !asked.responder.has_started()) else {
             pass_reset_on(&failure, asked);
@@ -291,11 +340,27 @@ async fn exchange(
         outcome.line.address = Some(link.address.to_string());
         upstreams.note(&link, flow);
     }
+    going.spare = None;
     let sent = attempt(&mut link, asked, going, &outcome.tally).await;
     sent.map_err(|failure| {
         pass_reset_on(&failure, asked);
         failure.into()
     })
+}
+
+/// The request once more, with another token than the one that the upstream has refused.
+async fn with_another_token(
+    scene: &Scene,
+    asked: &mut Asked<'_>,
+    going: &mut Going,
+    mut head: RequestHead,
+    link: Link,
+) -> Result<Link, Refusal> {
+    let refused = going.injected.token.unwrap_or_default();
+    let vault = &scene.daemon.vault;
+    going.injected = inject::inject_again(link.permit(), vault, &mut head, refused).await?;
+    asked.head = head;
+    Ok(scene.daemon.upstreams.redial(link, Retry::Refused).await?)
 }
 
 /// How often one request is tried again, each time for a reason that makes it safe.
@@ -328,8 +393,10 @@ fn pass_reset_on(failure: &Attempt, asked: &mut Asked<'_>) {
 }
 
 /// What goes with a request on its way, besides the request.
-struct Going<'a> {
-    patterns: Option<&'a Patterns>,
+struct Going {
+    injected: Injected,
+    /// See [`Judged::spare`].
+    spare: Option<RequestHead>,
     guard: Option<Guard>,
     idle: Duration,
 }
@@ -351,7 +418,7 @@ impl From<Attempt> for Refusal {
 async fn attempt(
     link: &mut Link,
     asked: &mut Asked<'_>,
-    going: &mut Going<'_>,
+    going: &mut Going,
     tally: &Tally,
 ) -> Result<(), Attempt> {
     let sent = link.send(&asked.head, asked.framing, asked.upgrade.as_ref()).await;
@@ -362,7 +429,8 @@ async fn attempt(
         body: &mut asked.body,
         responder: &mut asked.responder,
         alarm: &mut asked.alarm,
-        patterns: going.patterns,
+        patterns: going.injected.patterns.as_ref(),
+        again: going.spare.is_some(),
         upgrade: asked.upgrade.as_ref().map(|_| Upgrade { key, guard: going.guard.take() }),
         idle: going.idle,
         tally,

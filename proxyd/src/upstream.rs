@@ -309,6 +309,11 @@ impl Upstreams {
 }
 
 impl Link {
+    /// What the connection is for.
+    pub fn permit(&self) -> &Permit {
+        &self.permit
+    }
+
     /// Whether other requests use the connection too. A head that could not be sent on such a
     /// connection was not sent at all.
     pub fn shares(&self) -> bool {

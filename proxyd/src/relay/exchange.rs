@@ -118,6 +118,9 @@ pub enum ExchangeError {
     Idle(Duration),
     #[error("{0}")]
     Message(websocket::Refused),
+    /// Nothing of the answer has gone on: the request can be tried with another token.
+    #[error("the upstream refuses the token (401)")]
+    Token,
 }
 
 impl ExchangeError {
@@ -180,6 +183,8 @@ pub struct Legs<'a, 'b> {
     pub responder: &'a mut Responder<'b>,
     /// What to search the answer for; none when nothing was injected.
     pub patterns: Option<&'a Patterns>,
+    /// Whether a 401 shall not go on, because the request can be tried with another token.
+    pub again: bool,
     /// What was asked for, if the client wants to switch protocols.
     pub upgrade: Option<Upgrade>,
     /// How long nothing may move.
@@ -195,8 +200,8 @@ pub async fn run(
     mut out: BodyOut<'_>,
     answer: Answer<'_>,
 ) -> Result<(), ExchangeError> {
-    let Legs { body, responder, patterns, upgrade, idle, alarm, tally } = legs;
-    let scrubbing = Scrubbing { patterns, tally };
+    let Legs { body, responder, patterns, again, upgrade, idle, alarm, tally } = legs;
+    let scrubbing = Scrubbing { patterns, again, tally };
     let switched = {
         let mut upload = pin!(upload(body, &mut out, tally));
         let mut silence = pin!(alarm.ring(|| tally.left(idle)));
@@ -289,6 +294,9 @@ async fn download<'a>(
             Next::Body(body, framing) => break (head, body, framing),
         }
     };
+    if scrubbing.again && head.status == 401 {
+        return Err(ExchangeError::Token);
+    }
     scrubbing.tally.status.store(u64::from(head.status), Ordering::Relaxed);
     let scrubber = scrubbing.body(&head, framing)?;
     scrubbing.head(&mut head);
@@ -386,6 +394,7 @@ async fn finish(
 /// The search for injected values in one answer.
 struct Scrubbing<'a> {
     patterns: Option<&'a Patterns>,
+    again: bool,
     tally: &'a Tally,
 }
 

@@ -43,6 +43,8 @@ struct Kept {
     before: Option<Secret>,
     serial: u64,
     forced: bool,
+    /// The upstream refuses it, and another one is on its way.
+    refused: bool,
     got: Instant,
     refresh: Instant,
     end: Instant,
@@ -85,6 +87,9 @@ impl Mints {
         let Some(kept) = self.kept.get(key).filter(|kept| now < kept.end) else {
             return Look::Fetch;
         };
+        if kept.refused {
+            return Look::Fetch;
+        }
         let recent = kept.forced && now < kept.got + FORCED_APART;
         if refused == Some(kept.serial) && !recent {
             return Look::Fetch;
@@ -111,6 +116,7 @@ impl Mints {
             before,
             serial: self.serials,
             forced,
+            refused: false,
             got,
             refresh: got + (life - ahead).saturating_sub(jitter),
             end: got + life - SLACK.min(life / 10),
@@ -208,6 +214,9 @@ impl Child {
         self.send(number, &ask.fetch, &[ask.authorization, ask.body])?;
         let (key, begun) = (key.clone(), Instant::now());
         let waiters = waiter.map(own).into_iter().collect();
+        if forced && let Some(kept) = self.mints.kept.get_mut(&key) {
+            kept.refused = true;
+        }
         self.mints.flights.insert(number, Flight { key, version, forced, begun, waiters });
         Ok(())
     }
@@ -275,6 +284,9 @@ impl Child {
                 Err(needs_login(secret, &reason))
             }
             Meaning::Later(reason) => {
+                if let Some(kept) = self.mints.kept.get_mut(&flight.key) {
+                    kept.refused = false;
+                }
                 let paused = (Instant::now(), reason.clone());
                 self.mints.paused.insert(flight.key.clone(), paused);
                 Err(VaultError::Unavailable(reason))

@@ -288,6 +288,9 @@ impl Vault {
         refused: Option<u64>,
     ) -> Result<Arc<Rendered>, VaultError> {
         let since = Instant::now();
+        if refused.is_some() {
+            lock(&self.rendered).remove(&key);
+        }
         let request = Request::Render {
             credential: key.credential.clone(),
             host: key.host.to_string(),
