@@ -47,6 +47,7 @@ where
         patterns: None,
         upgrade: None,
         idle: IDLE,
+        again: false,
         alarm: &mut alarm,
         tally: &tally,
     };
