@@ -179,14 +179,6 @@ impl Audit {
         self.once_synced(write).await
     }
 
-    /// Records a decision of either kind.
-    pub async fn decide(&self, allowed: bool, line: Line) -> Result<u64, AuditError> {
-        match allowed {
-            true => self.allow(&line).await,
-            false => self.deny(&line).await.map(u64::from),
-        }
-    }
-
     /// Does `write` as soon as the disk is not too far behind.
     async fn once_synced<T>(
         &self,

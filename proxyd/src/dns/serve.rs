@@ -100,7 +100,7 @@ fn record(daemon: &Daemon, lease: &Lease, generation: u64, name: &str, reason: S
     let audit = daemon.audit.clone();
     tokio::spawn(async move {
         // Nothing left on behalf of the question, so a record that fails lets nothing out.
-        if let Err(error) = audit.decide(false, line).await {
+        if let Err(error) = audit.deny(&line).await {
             tracing::error!(%error, "cannot record a refused lookup");
         }
     });

@@ -240,10 +240,11 @@ impl BodyOut<'_> {
         match self {
             Self::None => pending().await,
             // A write that fails is the only sign of a client that went.
-            Self::H1(writing) => match writing.flush().await {
-                Ok(()) => pending().await,
-                Err(_) => {}
-            },
+            Self::H1(writing) => {
+                if writing.flush().await.is_ok() {
+                    pending().await
+                }
+            }
             Self::H2(stream) => {
                 let _ = poll_fn(|context| stream.poll_reset(context)).await;
             }

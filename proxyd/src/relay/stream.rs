@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -62,18 +62,6 @@ impl Stream {
         }
         self.ahead = buffer.freeze();
         self.ahead.starts_with(word)
-    }
-
-    /// Whether an idle connection is still of use: a peer that closed, or that said something
-    /// nobody asked for, makes it useless.
-    pub fn is_quiet(&mut self) -> bool {
-        if !self.ahead.is_empty() || !self.bulk.is_empty() {
-            return false;
-        }
-        let mut byte = [0u8; 1];
-        let mut buffer = ReadBuf::new(&mut byte);
-        let mut context = Context::from_waker(Waker::noop());
-        Pin::new(&mut self.io).poll_read(&mut context, &mut buffer).is_pending()
     }
 }
 
@@ -195,18 +183,5 @@ mod tests {
             assert!(all == sent, "buffers of {size}");
             assert_eq!(stream.bulk.capacity(), 0);
         }
-    }
-
-    #[tokio::test]
-    async fn a_stream_that_ended_or_spoke_is_not_quiet() {
-        let (mut ours, theirs) = tokio::io::duplex(64);
-        let mut stream = Stream::new(theirs);
-
-        let before = stream.is_quiet();
-        ours.write_all(b"x").await.unwrap();
-        let after = stream.is_quiet();
-
-        assert!(before);
-        assert!(!after);
     }
 }

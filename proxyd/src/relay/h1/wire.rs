@@ -278,4 +278,18 @@ mod tests {
         assert_eq!(&few[..], b"GET");
         assert!(skip_empty_lines(&mut many, &mut scanned).is_err());
     }
+
+    #[tokio::test]
+    async fn a_connection_that_ended_or_spoke_is_not_quiet() {
+        let (mut speaks, one) = tokio::io::duplex(64);
+        let (ends, other) = tokio::io::duplex(64);
+        let (mut first, _keep) = split(Stream::new(one));
+        let (mut second, _keep_too) = split(Stream::new(other));
+        assert!(first.is_quiet() && second.is_quiet());
+
+        speaks.write_all(b"x").await.unwrap();
+        drop(ends);
+
+        assert!(!first.is_quiet() && !second.is_quiet());
+    }
 }
