@@ -119,7 +119,7 @@ async fn profiles_are_compared_on_one_log_and_chosen_for_what_follows() {
     let reports: Vec<Value> =
         compared.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let unknown = run(&here, "profile", &[&session, "some"]);
-    said(&run(&here, "profile", &[&session, "last-n:1"]));
+    said(&run(&here, "profile", &[&session, "reset:1000000"]));
     api.say(&session, "again").await;
     api.until_idle(&session).await;
     let after = api.log(&session).await;
@@ -134,5 +134,5 @@ async fn profiles_are_compared_on_one_log_and_chosen_for_what_follows() {
         let asked = events.iter().filter(|e| e.kind == "model_request_started");
         asked.map(|e| e.body["profile"].clone()).collect()
     };
-    assert_eq!(asked(&after), ["whole-log/1", "whole-log/1", "last-n/1:1"]);
+    assert_eq!(asked(&after), ["whole-log/1", "whole-log/1", "reset/1:1000000"]);
 }
