@@ -27,13 +27,16 @@ pub async fn load(log: &Log, session: &SessionId) -> Result<State, LogError> {
         }
     }
     if state.seq >= snapshot_at + SNAPSHOT_EVERY {
-        save(log, session, &state).await?;
+        save(log, session, &state).await;
     }
     Ok(state)
 }
 
-/// Stores the state, in place of earlier ones.
-pub async fn save(log: &Log, session: &SessionId, state: &State) -> Result<(), LogError> {
-    let Ok(body) = serde_json::to_string(state) else { return Ok(()) };
-    log.save_snapshot(session, KIND, state.seq, body, true).await
+/// Stores the state, in place of earlier ones. Without it (the disk is full) the next reader has
+/// more to read; nothing else follows.
+pub async fn save(log: &Log, session: &SessionId, state: &State) {
+    let Ok(body) = serde_json::to_string(state) else { return };
+    if let Err(error) = log.save_snapshot(session, KIND, state.seq, body, true).await {
+        tracing::debug!(%session, %error, "state not stored");
+    }
 }

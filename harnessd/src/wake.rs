@@ -142,7 +142,7 @@ impl Run {
             }
         }
         if self.state.seq >= self.stored_at + fold::SNAPSHOT_EVERY {
-            fold::save(&self.parts.log, &self.session, &self.state).await?;
+            fold::save(&self.parts.log, &self.session, &self.state).await;
             self.stored_at = self.state.seq;
         }
         Ok(())

@@ -83,6 +83,21 @@ async fn a_backup_taken_while_sessions_run_is_whole_and_leaves_nothing_behind() 
     assert_eq!(names.filter(|name| name.starts_with("backup")).count(), 0);
 }
 
+#[test]
+fn a_copy_that_a_dead_process_left_behind_is_cleared_away_and_a_fresh_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let day = std::time::Duration::from_secs(24 * 3600);
+    for (name, age) in [("backup-old.db", day), ("backup-new.db", day / 24), ("other.db", day)] {
+        let file = std::fs::File::create(dir.path().join(name)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - age).unwrap();
+    }
+
+    drop(Log::open(dir.path()).unwrap());
+
+    let exists = |name: &str| dir.path().join(name).exists();
+    assert_eq!(["backup-old.db", "backup-new.db", "other.db"].map(exists), [false, true, true]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_goes_through_a_file_to_another_host_and_goes_on_there() {
     let here = Rig::new(json!([turn("One.", &["one"]), turn("Two.", &[]), turn("Three.", &[])]));

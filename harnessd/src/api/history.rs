@@ -35,7 +35,10 @@ pub async fn fold_after(log: &Log, session: &SessionId, last: u64) -> Result<Fol
         if read >= stored + SNAPSHOT_EVERY
             && let Ok(body) = serde_json::to_string(&fold)
         {
-            log.save_snapshot(session, KIND, read, body, false).await?;
+            // A full disk makes the next reading longer, and this one no worse.
+            if let Err(error) = log.save_snapshot(session, KIND, read, body, false).await {
+                tracing::debug!(%session, %error, "fold not stored");
+            }
             stored = read;
         }
     }

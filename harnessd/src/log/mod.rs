@@ -143,6 +143,7 @@ impl Log {
     /// Opens or creates `sessions.db` in `dir`, which must be private. Blocking.
     pub fn open(dir: &Path) -> Result<Self, LogError> {
         let path = dir.join("sessions.db");
+        transfer::clear_left_behind(dir);
         let connection = schema::open_writer(&path)?;
         let watcher = schema::open_reader(&path)?;
         let writer =

@@ -5,6 +5,7 @@
 //! changes nothing, so an import that broke off is simply begun again.
 
 use std::fs::File;
+use std::time::Duration;
 
 use ipc::id::SessionId;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -20,6 +21,8 @@ use crate::state::State;
 /// Said in the first line of a file.
 pub const FORMAT: &str = "cleanhands session";
 const VERSION: u32 = 1;
+/// No copy takes so long.
+const COPY_TIME_MAX: Duration = Duration::from_secs(6 * 3600);
 
 /// A consistent copy of the whole log, already without a name.
 #[derive(Debug)]
@@ -189,6 +192,22 @@ impl Log {
             Some(problem) => Err(ImportError::Chain(problem.clone())),
             None if !state.created => Err(ImportError::Chain("it has no first event".to_owned())),
             None => Ok(state),
+        }
+    }
+}
+
+/// Removes copies that a process was making when it died. One that is being made now by another
+/// process is younger.
+pub(super) fn clear_left_behind(dir: &std::path::Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let modified = entry.metadata().and_then(|facts| facts.modified()).ok();
+        let age = modified.and_then(|time| time.elapsed().ok()).unwrap_or_default();
+        if name.starts_with("backup-") && name.ends_with(".db") && age > COPY_TIME_MAX {
+            // If it stays, the next start finds it again.
+            let _ = std::fs::remove_file(entry.path());
         }
     }
 }
