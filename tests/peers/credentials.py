@@ -1,0 +1,225 @@
+"""Credentials with servers that others wrote: a certified OpenID provider that rotates refresh tokens,
+detects their reuse and gives tokens for five seconds; AWS's client in a sandbox against services that
+check signatures. The sandbox holds placeholders.
+
+CREDENTIALS_PACKAGES (set by tests/run) is a directory with a virtual environment and node_modules.
+"""
+
+import base64
+import http.server
+import json
+import os
+import pathlib
+import re
+import socketserver
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from support import Claims, Place, free_port, port_answers, wait_for
+
+PACKAGES = pathlib.Path(os.environ["CREDENTIALS_PACKAGES"])
+HERE = pathlib.Path(__file__).resolve().parent / "credentials"
+SITE = next((PACKAGES / "venv/lib").glob("python3*/site-packages"))
+CLIENT_SECRET = "CLIENT-CANARY-" + os.urandom(12).hex()
+ADDRESSES = 'addresses = ["127.0.0.1/32"]'
+POLICY = f"""
+    [sandbox]
+    tool-timeout = "3m"
+    mounts = [
+      {{ source = "{SITE}", target = "/opt/aws" }},
+      {{ source = "{HERE}", target = "/opt/peers" }},
+    ]
+    [[egress.allow]]
+    hosts = ["aws.example"]
+    methods = ["GET", "HEAD", "PUT", "POST", "DELETE"]
+    credential = "aws"
+    {ADDRESSES}
+    [[egress.allow]]
+    hosts = ["person.example"]
+    methods = ["GET", "POST"]
+    credential = "person"
+    {ADDRESSES}
+    [[egress.allow]]
+    hosts = ["service.example"]
+    methods = ["GET"]
+    credential = "service"
+    {ADDRESSES}
+    [credentials.aws]
+    secret = "local:aws"
+    inject = {{ aws-sigv4 = {{ regions = ["eu-central-1"], services = ["s3", "sts", "secretsmanager"] }} }}
+    hosts = ["aws.example"]
+    env = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
+    [credentials.person]
+    secret = "local:refresh"
+    hosts = ["person.example"]
+    [credentials.person.inject.oauth2]
+    grant = "refresh-token"
+    token-url = "https://login.example/token"
+    client-id = "person"
+    client-secret = "local:client"
+    client-auth = "post"
+    [credentials.service]
+    secret = "local:client"
+    hosts = ["service.example"]
+    [credentials.service.inject]
+    header = {{ name = "x-token", template = "T {{}}" }}
+    oauth2 = {{ grant = "client-credentials", token-url = "https://login.example/token", client-id = "service" }}
+"""
+
+
+class Api(http.server.BaseHTTPRequestHandler):
+    """Takes whatever the provider says is an active token."""
+
+    protocol_version = "HTTP/1.1"
+    provider = None
+    seen = []
+
+    def do_GET(self):
+        token = self.headers.get("authorization", "").removeprefix("Bearer ")
+        token = self.headers.get("x-token", "T " + token).removeprefix("T ")
+        form = urllib.parse.urlencode({"token": token}).encode()
+        basic = base64.b64encode(f"service:{CLIENT_SECRET}".encode()).decode()
+        ask = urllib.request.Request(f"{self.provider}/token/introspection", form, {
+            "Authorization": f"Basic {basic}", "X-Forwarded-Proto": "https", "Host": "login.example"})
+        with urllib.request.urlopen(ask) as answer:
+            active = json.load(answer)["active"]
+        Api.seen.append(token)
+        body = token.encode()
+        self.send_response(200 if active else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class Threaded(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+
+
+def moto(place):
+    """The services, with one user whose key they check."""
+    port = free_port()
+    place.start("moto", [str(PACKAGES / "venv/bin/moto_server"), "-H", "127.0.0.1", "-p", str(port)],
+                env={**os.environ, "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true"})
+    wait_for("moto to listen", 60, lambda: port_answers(port))
+    check = lambda after: urllib.request.urlopen(urllib.request.Request(
+        f"http://127.0.0.1:{port}/moto-api/reset-auth", str(after).encode(), {"content-type": "text/plain"})).read()
+    check(100000)
+    script = (
+        "import boto3, json, sys\n"
+        f"iam = boto3.client('iam', region_name='eu-central-1', endpoint_url='http://127.0.0.1:{port}',\n"
+        "    aws_access_key_id='x', aws_secret_access_key='x')\n"
+        "iam.create_user(UserName='agent')\n"
+        "iam.put_user_policy(UserName='agent', PolicyName='all', PolicyDocument=json.dumps({'Version':\n"
+        "    '2012-10-17', 'Statement': [{'Effect': 'Allow', 'Action': '*', 'Resource': '*'}]}))\n"
+        "key = iam.create_access_key(UserName='agent')['AccessKey']\n"
+        "print(key['AccessKeyId'], key['SecretAccessKey'])\n")
+    made = subprocess.run([str(PACKAGES / "venv/bin/python"), "-c", script], check=True, capture_output=True, text=True)
+    check(0)
+    return port, made.stdout.split()
+
+
+def provider(place):
+    port = free_port()
+    place.start("provider", ["node", str(HERE / "provider.mjs"), str(PACKAGES), str(port), "https://login.example"],
+                env={**os.environ, "CLIENT_SECRET": CLIENT_SECRET})
+    line = lambda: re.search(r"REFRESH (\S+)", place.log("provider"))
+    return port, wait_for("the provider to serve", 30, line).group(1)
+
+
+def servers(place, table):
+    """nginx with TLS for each host, before a port that speaks plain HTTP; gives the TLS ports."""
+    ports, blocks = {}, ""
+    for host, behind in table.items():
+        ports[host] = free_port()
+        cert, key = place.certificate(host)
+        blocks += f"""
+          server {{ listen 127.0.0.1:{ports[host]} ssl; server_name {host}; client_max_body_size 0;
+            ssl_certificate {cert}; ssl_certificate_key {key};
+            location / {{ proxy_pass http://127.0.0.1:{behind}; proxy_http_version 1.1;
+              proxy_set_header Host $host; proxy_set_header X-Forwarded-Proto https;
+              proxy_set_header Connection ""; proxy_request_buffering off; }} }}"""
+    place.nginx("unused.example", "", before=blocks)
+    return ports
+
+
+with Place() as place:
+    claims = Claims()
+    moto_port, (key_id, secret_key) = moto(place)
+    provider_port, refresh = provider(place)
+    Api.provider = f"http://127.0.0.1:{provider_port}"
+    api = Threaded(("127.0.0.1", 0), Api)
+    threading.Thread(target=api.serve_forever, daemon=True).start()
+    behind = api.server_address[1]
+    ports = servers(place, {"aws.example": moto_port, "login.example": provider_port,
+                            "person.example": behind, "service.example": behind})
+    place.cleanhands({"agents": POLICY}, ports)
+    place.store_secret("aws", f"{key_id}:{secret_key}")
+    place.store_secret("refresh", refresh)
+    place.store_secret("client", CLIENT_SECRET)
+    run = lambda script: place.command("exec", "--environment", "agents", "--", "bash", "-c", script, timeout=300)
+    outputs = []
+
+    done = run("PYTHONPATH=/opt/aws /usr/bin/python3 /opt/peers/aws.py")
+    shown = (done.stdout + done.stderr).decode(errors="replace")
+    outputs.append(shown)
+    lines = shown.splitlines()
+    claims.holds("AWS's client works with placeholders and the services know whose key signed",
+                 done.returncode == 0 and any(l.startswith("identity arn:aws:iam::") and l.endswith("user/agent")
+                                              for l in lines), shown + place.log("up")[-4000:])
+    claims.holds("objects arrive and come back as they were",
+                 "object 1024 True" in lines and f"object {8 << 20} True" in lines, shown)
+    claims.holds("JSON services are signed over a body that says no hash", "secret {}" in lines, shown)
+    claims.holds("a client whose clock is ten minutes late is signed for now",
+                 any(l.startswith("skewed arn:") for l in lines), shown)
+    claims.holds("another region than the policy's is refused", "refused True" in lines, shown)
+    direct = urllib.request.Request(f"http://127.0.0.1:{moto_port}/", b"Action=GetCallerIdentity&Version=2011-06-15", {
+        "Content-Type": "application/x-www-form-urlencoded", "X-Amz-Date": "20260101T000000Z",
+        "Authorization": f"AWS4-HMAC-SHA256 Credential={key_id}/20260101/eu-central-1/sts/aws4_request, "
+                         "SignedHeaders=host;x-amz-date, Signature=" + "0" * 64})
+    try:
+        urllib.request.urlopen(direct)
+        status = 200
+    except urllib.error.HTTPError as error:
+        status = error.code
+    claims.holds("the services refuse a signature that is wrong", status == 403, str(status))
+
+    ask = "curl -sS -o /tmp/got -w '%{http_code}\\n' https://HOST/ && cat /tmp/got && echo"
+    for host, kind in (("person.example", "a refresh token"), ("service.example", "a client's secret")):
+        done = run(ask.replace("HOST", host))
+        text = (done.stdout + done.stderr).decode(errors="replace")
+        outputs.append(text)
+        claims.holds(f"the API takes the token that was had for {kind}", text.startswith("200\n"),
+                     text + place.log("up")[-3000:] + place.log("provider")[-3000:])
+        claims.holds(f"its echo comes back masked ({host})", "****" in text and Api.seen[-1] not in text, text)
+    parallel = run("for i in $(seq 50); do curl -sS -o /dev/null -w '%{http_code}\\n' https://person.example/ & done; wait")
+    claims.holds("fifty at once all pass", parallel.stdout.decode().split() == ["200"] * 50,
+                 (parallel.stdout + parallel.stderr).decode() + place.log("up")[-3000:])
+    first = set(Api.seen)
+    deadline = time.monotonic() + 60
+    while len(set(Api.seen) - first) < 3 and time.monotonic() < deadline:
+        done = run("for i in $(seq 10); do curl -sS -o /dev/null -w '%{http_code} ' https://person.example/; sleep 0.3; done")
+        claims.holds("tokens of five seconds are replaced before anybody notices",
+                     done.stdout.decode().split() == ["200"] * 10, (done.stdout + done.stderr).decode())
+    claims.holds("several tokens came one after the other, each for a rotated refresh token",
+                 len(set(Api.seen) - first) >= 3)
+    place.store_secret("refresh", refresh)
+    done = run(ask.replace("HOST", "person.example"))
+    listed = place.command("secret", "list").stdout.decode()
+    claims.holds("a refresh token that was used before ends in needs_login, visibly",
+                 b"credential_needs_login" in done.stdout and re.search(r"refresh .*needs_login", listed),
+                 done.stdout.decode() + listed)
+
+    needles = [text.encode() for text in {secret_key, refresh, CLIENT_SECRET, *Api.seen}]
+    found, read = place.files_holding(needles)
+    # What the provider and nginx write of their own is not ours.
+    ours = [path for path in found if "/run/" in path or "/state/" in path or "up.log" in path]
+    claims.holds(f"no secret and no token is in the daemons' files ({read} read)", not ours and read > 10, str(ours))
+    claims.holds("nor in any output", not any(n.decode() in out for n in needles for out in outputs))
+    claims.close()
