@@ -40,7 +40,9 @@ pub async fn serve(host: &str, ca_out: &str, port_out: &str) -> Result<(), Failu
 }
 
 fn config(host: &str, ca_out: &str) -> Result<ServerConfig, Failure> {
-    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+    use rcgen::{
+        BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    };
     let ca_key = KeyPair::generate()?;
     let mut ca = CertificateParams::default();
     // Not the name that leaves get by default: OpenSSL would take those for self-signed.
