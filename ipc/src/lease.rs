@@ -151,7 +151,8 @@ pub enum LeaseReply {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opened {
     pub lease: LeaseId,
-    /// For `Harness` and `Explicit`, unless a former one goes on: goes into `Proxy-Authorization: Bearer TOKEN`.
+    /// For `Harness` and `Explicit`, unless a former one goes on: goes into
+    /// `Proxy-Authorization: Bearer TOKEN`.
     pub token: Option<String>,
     /// The CA certificates that leaf certificates are issued from, PEM; more than one while the
     /// CA is rotated. The holder merges them with the trust store of the sandbox's root.

@@ -80,8 +80,8 @@ pub struct Receipt {
 /// What a call used, with all that descends from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Time of processors, user's and system's. To about ten milliseconds for what still runs or was
-    /// waited for by the shell.
+    /// Time of processors, user's and system's. To about ten milliseconds for what still runs or
+    /// was waited for by the shell.
     pub cpu_us: u64,
     /// The largest process that was seen.
     pub memory_peak_bytes: u64,

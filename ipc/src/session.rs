@@ -6,7 +6,7 @@
 //! | `GET /cleanhands/v1/sessions/ID/log?after=SEQ&limit=N` | `{"events":[LogEvent…]}` |
 //! | `GET /cleanhands/v1/sessions/ID/verify` | [`crate::vault::ChainReport`] |
 //! | `GET /cleanhands/v1/sessions/ID/export` | lines of JSON: what it is, its events, `{"end":N}` |
-//! | `POST /cleanhands/v1/sessions/ID/import` with some of those | whether the session is whole now |
+//! | `POST /cleanhands/v1/sessions/ID/import` with some | whether the session is whole now |
 //! | `POST /cleanhands/v1/sessions/ID/profile` with `{"profile":P}` | the profile in full |
 //! | `GET /cleanhands/v1/sessions/ID/replay?profile=P` | what its model requests would have held |
 //! | `GET /cleanhands/v1/backup` | the whole log, for root and harnessd's own user |

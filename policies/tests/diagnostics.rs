@@ -192,7 +192,8 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "{ bearer = true }",
-        "{ oauth2 = { grant = \"refresh-token\", token-url = \"http://t.example/\", client-id = \"c\" } }",
+        "{ oauth2 = { grant = \"refresh-token\", token-url = \"http://t.example/\", \
+         client-id = \"c\" } }",
         "over https only",
     ),
     (
@@ -202,8 +203,8 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "{ bearer = true }",
-        "{ oauth2 = { grant = \"refresh-token\", token-url = \"https://t.example/\", client-id = \"c\", \
-         client-secret = \"SECRET-CANARY\" } }",
+        "{ oauth2 = { grant = \"refresh-token\", token-url = \"https://t.example/\", \
+         client-id = \"c\", client-secret = \"SECRET-CANARY\" } }",
         "a client's secret is named",
     ),
     ("{ bearer = true }", "{ github-app = { app = \"1\" } }", "lacks \"installation\""),

@@ -20,42 +20,42 @@ fn host(text: &str) -> Host {
     Host::parse(text).unwrap()
 }
 
+/// Every key there is.
+const WHOLE: &str = r#"
+runtime-dir = "/r"
+state-dir = "/s"
+policies-dir = "/p"
+log = "debug"
+trusted-uids = [7]
+key = "file:/k"
+lease-addresses = ["172.17.0.1"]
+trust-store = "/roots.pem"
+[resolver]
+servers = ["10.0.0.2", "[::1]:5353"]
+[upstreams."Billing.Example"]
+dial = "127.0.0.1:8443"
+ca = "/ca.pem"
+client-certificate = "/c.pem"
+client-key = "/k.pem"
+connect-timeout = "3s"
+protocols = ["h2"]
+connections-max = 8
+[upstreams."*.corp.example"]
+dial = ["10.0.0.1", "[fd00::1]:444"]
+proxy = "none"
+[upstreams."far.example"]
+proxy = { url = "https://other.example:8080", ca = "/p.pem" }
+[upstream-proxy]
+url = "http://proxy.example:3128/"
+resolve = "proxy"
+user = "svc"
+password = "local:corp"
+no-proxy = ["*.near.example", "10.0.0.0/8"]
+"#;
+
 #[test]
 fn every_key_has_its_effect() {
-    let config = load(
-        r#"
-        runtime-dir = "/r"
-        state-dir = "/s"
-        policies-dir = "/p"
-        log = "debug"
-        trusted-uids = [7]
-        key = "file:/k"
-        lease-addresses = ["172.17.0.1"]
-        trust-store = "/roots.pem"
-        [resolver]
-        servers = ["10.0.0.2", "[::1]:5353"]
-        [upstreams."Billing.Example"]
-        dial = "127.0.0.1:8443"
-        ca = "/ca.pem"
-        client-certificate = "/c.pem"
-        client-key = "/k.pem"
-        connect-timeout = "3s"
-        protocols = ["h2"]
-        connections-max = 8
-        [upstreams."*.corp.example"]
-        dial = ["10.0.0.1", "[fd00::1]:444"]
-        proxy = "none"
-        [upstreams."far.example"]
-        proxy = { url = "https://other.example:8080", ca = "/p.pem" }
-        [upstream-proxy]
-        url = "http://proxy.example:3128/"
-        resolve = "proxy"
-        user = "svc"
-        password = "local:corp"
-        no-proxy = ["*.near.example", "10.0.0.0/8"]
-        "#,
-    )
-    .unwrap();
+    let config = load(WHOLE).unwrap();
 
     assert_eq!(config.layout.runtime, Path::new("/r"));
     assert_eq!(config.state(), Path::new("/s/proxyd"));
@@ -66,6 +66,12 @@ fn every_key_has_its_effect() {
     assert_eq!(config.lease_addresses, ["172.17.0.1".parse::<IpAddr>().unwrap()]);
     let servers = ["10.0.0.2:53", "[::1]:5353"].map(|text| text.parse().unwrap());
     assert_eq!(config.resolver, servers);
+}
+
+#[test]
+fn every_key_of_the_way_out_has_its_effect() {
+    let config = load(WHOLE).unwrap();
+
     let out = &config.way_out;
     assert_eq!(out.trust_store.as_deref(), Some(Path::new("/roots.pem")));
     let row = |pattern: &str| {

@@ -179,7 +179,10 @@ pub async fn inject(
         refuse_stray_placeholder(head)?;
         return Ok(Injected::default());
     };
-    let body = matches!(&credential.inject, Inject::Placeholder { places } if places.contains(&Place::Body));
+    let body = match &credential.inject {
+        Inject::Placeholder { places } => places.contains(&Place::Body),
+        _ => false,
+    };
     let own = match stray::first(head) {
         None if !body => Vec::new(),
         _ => {

@@ -8,7 +8,7 @@
 //! | `x-amz-content-sha256` | the body |
 //! |---|---|
 //! | a hash, `UNSIGNED-PAYLOAD`, `STREAMING-UNSIGNED-PAYLOAD-TRAILER` | passes through |
-//! | `STREAMING-AWS4-HMAC-SHA256-PAYLOAD`, `…-TRAILER` | every chunk is signed again ([`super::chunks`]) |
+//! | `STREAMING-AWS4-HMAC-SHA256-PAYLOAD`, `…-TRAILER` | each chunk is signed again (`chunks`) |
 //! | absent | held back and hashed, up to a bound |
 //! | anything else | refused |
 //!
