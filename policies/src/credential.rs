@@ -11,6 +11,8 @@ use crate::pattern::HostPattern;
 /// A named credential of one environment.
 #[derive(Debug)]
 pub struct Credential {
+    /// The environment that defines it; none for what proxyd itself shows to an upstream proxy.
+    pub environment: Option<String>,
     pub name: String,
     pub secret: SecretRef,
     /// What is had for the secret before anything is put in; none: the secret itself.

@@ -90,7 +90,7 @@ fn environment(reader: &mut Reader<'_>, name: &str, groups: &Groups) -> Option<P
     let access = top.section(reader, "access").map(|section| access(reader, &section));
     let sandbox = top.section(reader, "sandbox").map(|section| sandbox::read(reader, &section));
     let sandbox = sandbox.unwrap_or_default();
-    let credentials = credentials::read(reader, &top, groups);
+    let credentials = credentials::read(reader, name, &top, groups);
     let rules = egress::read(reader, &top, groups);
     let mcp = egress::read_mcp(reader, &top);
     lint::check(reader, &rules, &mcp, &credentials, &sandbox);

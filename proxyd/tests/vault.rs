@@ -16,8 +16,50 @@ use serde_json::{Value, json};
 const PROXYD: &str = env!("CARGO_BIN_EXE_proxyd");
 const CANARY: &str = "SECRET-CANARY-7f3a9b2c";
 
+/// What may be asked of the vaults here.
+const POLICY: &str = r#"
+[[egress.allow]]
+hosts = ["api.example"]
+methods = ["GET"]
+credential = "github"
+[credentials.github]
+secret = "local:github"
+inject = { bearer = true }
+hosts = ["*.other.example", "api.example"]
+[credentials.git]
+secret = "local:github"
+inject = { basic = "x-access-token" }
+hosts = ["*.b.example"]
+[credentials.bare]
+secret = "local:github"
+inject = { placeholder = ["header"] }
+hosts = ["a.example"]
+env = "BARE"
+[credentials.calendar]
+secret = "local:refresh"
+hosts = ["calendar.example"]
+[credentials.calendar.inject.oauth2]
+grant = "client-credentials"
+token-url = "https://login.example/token"
+client-id = "c"
+[credentials.objects]
+secret = "local:aws"
+inject = { aws-sigv4 = { regions = ["eu-central-1"], services = ["s3"] } }
+hosts = ["objects.example"]
+env = "AWS_ACCESS_KEY_ID"
+"#;
+
+/// A credential of that policy, as the traffic process names it.
+fn named(name: &str) -> Value {
+    let set = policies::PolicySet::parse(&[("dev.toml".into(), POLICY.into())]).unwrap();
+    let credential = &set.environment("dev").unwrap().credentials[name];
+    let print = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(format!("{credential:?}")));
+    json!({"environment": "dev", "name": name, "print": print})
+}
+
 struct Vault {
     child: Child,
+    _policies: tempfile::TempDir,
     socket: Option<UnixStream>,
     open: Value,
 }
@@ -33,17 +75,22 @@ impl Vault {
     fn start_with(directory: &Path, key: &str) -> Vault {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let policies = self::directory();
+        let file = policies.path().join("dev.toml");
+        std::fs::write(&file, POLICY).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let mut command = Command::new(PROXYD);
         command
             .arg("vault")
             .arg(directory)
             .arg(key)
+            .arg(policies.path())
             .env_clear()
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null());
         let child = command.spawn().unwrap();
         drop(command);
-        let mut vault = Vault { child, socket: Some(ours), open: Value::Null };
+        let mut vault = Vault { child, _policies: policies, socket: Some(ours), open: Value::Null };
         vault.open = vault.read().unwrap().0;
         vault
     }
@@ -82,12 +129,8 @@ impl Vault {
         self.ask(json!({"do": "put", "name": name}), &[value.as_bytes()])
     }
 
-    fn render(&mut self, host: &str, hosts: &[&str], form: Value) -> Answer {
-        let request = json!({
-            "do": "render", "credential": "github", "secret": "github",
-            "host": host, "hosts": hosts, "form": form,
-        });
-        self.ask(request, &[])
+    fn render(&mut self, credential: &str, host: &str) -> Answer {
+        self.ask(json!({"do": "render", "credential": named(credential), "host": host}), &[])
     }
 
     /// Closes the socket and gives the exit code, if the child ends in time.
@@ -133,14 +176,12 @@ fn texts(parts: &[Vec<u8>]) -> Vec<String> {
 fn a_stored_value_is_rendered_for_its_hosts_and_no_other() {
     let dir = directory();
     let mut vault = Vault::start(dir.path());
-    let bearer = json!({"template": {"template": "Bearer {}"}});
-    let basic = json!({"basic": {"user": "x-access-token"}});
 
-    let (missing, _) = vault.render("api.example", &["api.example"], bearer.clone());
+    let (missing, _) = vault.render("github", "api.example");
     let (stored, none) = vault.put("github", &format!("{CANARY}\n"));
-    let (done, parts) = vault.render("api.example", &["*.other", "api.example"], bearer.clone());
-    let (_, basic_parts) = vault.render("a.b.example", &["*.b.example"], basic);
-    let (refused, leaked) = vault.render("evil.example", &["api.example"], bearer);
+    let (done, parts) = vault.render("github", "api.example");
+    let (_, basic_parts) = vault.render("git", "a.b.example");
+    let (refused, leaked) = vault.render("github", "evil.example");
 
     assert_eq!(missing["why"], "missing");
     assert_eq!(stored["secrets"][0]["version"], 1);
@@ -203,10 +244,9 @@ fn it_is_confined_before_it_answers() {
 fn its_memory_holds_no_value_after_use_and_nobody_else_may_read_it() {
     let dir = directory();
     let mut vault = Vault::start(dir.path());
-    let form = json!({"template": {"template": "Bearer {}"}});
     vault.put("github", CANARY);
-    vault.render("api.example", &["api.example"], form);
-    vault.ask(json!({"do": "needles", "secrets": [["github", "bare", null]]}), &[]);
+    vault.render("github", "api.example");
+    vault.ask(json!({"do": "needles", "credentials": [named("bare")]}), &[]);
     vault.ask(json!({"do": "list"}), &[]);
 
     match std::fs::File::open(vault.proc("mem")) {
@@ -294,7 +334,7 @@ fn a_passphrase_opens_what_it_closed() {
     assert_eq!(vault.open["key_source"], "passphrase");
     vault.end();
     let mut vault = Vault::start_with(dir.path(), &argument);
-    let (_, parts) = vault.render("a.example", &["a.example"], json!("bare"));
+    let (_, parts) = vault.render("bare", "a.example");
 
     assert_eq!(parts[0], CANARY.as_bytes());
 }
@@ -344,4 +384,70 @@ fn it_signs_leaf_certificates_and_nothing_else() {
     assert_eq!(bad_host["why"], "invalid");
     assert!(none.is_empty());
     assert_eq!(bad_key["is"], "failed");
+}
+
+/// What a traffic process under foreign control could try: it speaks the protocol, and wants more
+/// than policies define.
+#[test]
+fn a_traffic_process_that_asks_for_more_than_policies_define_gets_nothing() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    for name in ["github", "refresh", "aws", "proxy"] {
+        let value = if name == "aws" { format!("AKIAEXAMPLE:{CANARY}") } else { CANARY.into() };
+        assert_eq!(vault.put(name, &value).0["is"], "secrets");
+    }
+    let changed = |name: &str, key: &str, value: &str| {
+        let mut credential = named(name);
+        credential[key] = json!(value);
+        credential
+    };
+    let render = |credential: Value, host: &str| json!({"do": "render", "credential": credential, "host": host});
+    let signing = |region: &str, service: &str, date: &str| {
+        let mut asked = render(named("objects"), "objects.example");
+        asked["scope"] = json!({"region": region, "service": service, "date": date});
+        asked
+    };
+    let mut with_secret = render(named("github"), "api.example");
+    with_secret["secret"] = json!("refresh");
+    let none = json!({"region": "", "service": "", "date": ""});
+    let mut for_nothing = render(named("objects"), "objects.example");
+    for_nothing["scope"] = none;
+
+    for (asked, why) in [
+        // Other hosts, definitions and environments than the files have.
+        (render(named("github"), "evil.example"), "refused"),
+        (render(changed("github", "print", &"0".repeat(64)), "api.example"), "refused"),
+        (render(changed("github", "environment", "prod"), "api.example"), "refused"),
+        (render(changed("github", "name", "aws"), "api.example"), "refused"),
+        // What tokens are had for: a worker shows it to the policy's server, nobody else gets it.
+        (render(named("calendar"), "calendar.example"), "unavailable"),
+        // Other scopes, days to come, and none at all.
+        (signing("us-east-1", "s3", "20990101"), "refused"),
+        (signing("eu-central-1", "iam", "20990101"), "refused"),
+        (signing("eu-central-1", "s3", "20990101"), "refused"),
+        (render(named("objects"), "objects.example"), "refused"),
+        (for_nothing, "refused"),
+        // Names of its own making, and secrets of policies as if they were a proxy's password.
+        (with_secret, "invalid"),
+        (json!({"do": "password", "secret": "github", "user": "u"}), "refused"),
+        (json!({"do": "password", "secret": "refresh", "user": "u"}), "refused"),
+        (json!({"do": "needles", "credentials": [changed("bare", "print", "")]}), "refused"),
+        (json!({"do": "values"}), "invalid"),
+        (json!({"do": "fetch", "url": "https://evil.example/"}), "invalid"),
+    ] {
+        let (answer, parts) = vault.ask(asked.clone(), &[]);
+        assert_eq!(answer["why"], why, "{asked}: {answer}");
+        assert!(parts.is_empty() && !answer.to_string().contains(CANARY), "{asked}");
+    }
+    // Names and dates are an operator's to see; no value is among them. What is searched for holds
+    // neither what tokens are had for nor what signs.
+    let (listed, parts) = vault.ask(json!({"do": "list"}), &[]);
+    assert!(parts.is_empty() && !listed.to_string().contains(CANARY), "{listed}");
+    let all = json!([named("calendar"), named("objects")]);
+    let (_, needles) = vault.ask(json!({"do": "needles", "credentials": all}), &[]);
+    assert!(needles.is_empty());
+    // The same words, by the rules, are answered.
+    assert_eq!(vault.render("github", "api.example").0["is"], "rendered");
+    let (password, _) = vault.ask(json!({"do": "password", "secret": "proxy", "user": "u"}), &[]);
+    assert_eq!(password["is"], "rendered");
 }

@@ -81,7 +81,12 @@ impl Credentials {
     }
 }
 
-pub(crate) fn read(reader: &mut Reader<'_>, top: &Section<'_>, groups: &Groups) -> Credentials {
+pub(crate) fn read(
+    reader: &mut Reader<'_>,
+    environment: &str,
+    top: &Section<'_>,
+    groups: &Groups,
+) -> Credentials {
     let mut credentials = Credentials::default();
     let Some(section) = top.section(reader, "credentials") else { return credentials };
     for (name, item, span) in section.entries() {
@@ -91,7 +96,9 @@ pub(crate) fn read(reader: &mut Reader<'_>, top: &Section<'_>, groups: &Groups) 
         let mut named = Named { span: span.clone(), env_span: None, made: None };
         if let Some(own) = section.enter(reader, name, item, span) {
             named.env_span = own.has("env").then(|| own.span_of("env"));
-            named.made = credential(reader, name, &own, groups).map(Arc::new);
+            let made = credential(reader, name, &own, groups);
+            let environment = Some(environment.to_owned());
+            named.made = made.map(|made| Arc::new(Credential { environment, ..made }));
         }
         credentials.named.insert(name.to_owned(), named);
     }
@@ -126,7 +133,19 @@ fn credential(
     }
     let (secret, (inject, grant)) = (secret?, inject?);
     let name = name.to_owned();
-    Some(Credential { name, secret, grant, inject, when, hosts, env, shape, allow_plaintext })
+    let environment = None;
+    Some(Credential {
+        environment,
+        name,
+        secret,
+        grant,
+        inject,
+        when,
+        hosts,
+        env,
+        shape,
+        allow_plaintext,
+    })
 }
 
 fn env(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<String> {

@@ -8,7 +8,7 @@ use super::body::Payload;
 use super::sigv4::{self, Asked, Content, Key};
 use super::{InjectError, Injected, refuse_stray_placeholder, slot};
 use crate::head::RequestHead;
-use crate::vault::{Form, Vault};
+use crate::vault::{Scope, Vault};
 
 /// Signs the request again, if it is signed with the lease's own placeholder. One that is not is
 /// refused, or goes as it is where the credential's `when` says so.
@@ -38,9 +38,10 @@ pub(super) async fn inject(
         Content::AsItIs | Content::Chunked => {}
     }
     let date = sigv4::stamp(now)[..8].to_owned();
-    let form = Form::sigv4(&date, &asked.region, &asked.service);
+    let (region, service) = (asked.region.clone(), asked.service.clone());
+    let scope = Scope { date, region, service };
     let rendered = vault
-        .render_as(credential, permit.host(), form)
+        .render_for(credential, permit.host(), Some(scope))
         .await
         .map_err(|error| InjectError::of_vault(error, credential))?;
     let [id, session] = &rendered.more[..] else {

@@ -56,16 +56,16 @@ fn close_all_but_standard() -> Result<(), VaultError> {
     }
 }
 
-/// Last step before serving: only `directory` and these system calls remain.
-pub fn confine(directory: &Path) -> Result<(), VaultError> {
-    restrict_files(directory)?;
+/// Last step before serving: only `directory`, the policies to read and these system calls remain.
+pub fn confine(directory: &Path, policies: &Path) -> Result<(), VaultError> {
+    restrict_files(directory, policies)?;
     restrict_calls()
 }
 
-/// Landlock: files below `directory` and nothing else. The file rights of ABI 2 are required;
+/// Landlock: files below `directory`, policies to read, and nothing else. The file rights of ABI 2 are required;
 /// newer kernels add device ioctls, and keep abstract sockets and signals inside. On older ones
 /// nothing is missing for that: [`allowed_calls`] has no ioctl, no socket and no kill.
-fn restrict_files(directory: &Path) -> Result<(), VaultError> {
+fn restrict_files(directory: &Path, policies: &Path) -> Result<(), VaultError> {
     let fail = |error: &dyn std::fmt::Display| cannot("Landlock", error);
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
@@ -81,6 +81,11 @@ fn restrict_files(directory: &Path) -> Result<(), VaultError> {
         .add_rule(PathBeneath::new(
             PathFd::new(directory).map_err(|error| fail(&error))?,
             AccessFs::from_all(ABI::V5) & !(AccessFs::Execute | AccessFs::IoctlDev),
+        ))
+        .map_err(|error| fail(&error))?
+        .add_rule(PathBeneath::new(
+            PathFd::new(policies).map_err(|error| fail(&error))?,
+            AccessFs::ReadFile | AccessFs::ReadDir,
         ))
         .map_err(|error| fail(&error))?
         .restrict_self()
@@ -137,6 +142,7 @@ fn allowed_calls() -> &'static [i64] {
         libc::SYS_faccessat2,
         libc::SYS_readlinkat,
         libc::SYS_getcwd,
+        libc::SYS_getdents64,
         libc::SYS_fchmod,
         libc::SYS_geteuid,
         libc::SYS_getuid,
@@ -260,15 +266,17 @@ mod tests {
 
     /// What a confined thread can still do. Both restrictions hold for the calling thread alone
     /// here, because the child that they are made for has no other.
-    fn confined(directory: &Path) -> Vec<(&'static str, bool)> {
+    fn confined(directory: &Path, policies: &Path) -> Vec<(&'static str, bool)> {
         let parent = rustix::process::getppid().unwrap();
         rustix::thread::set_no_new_privs(true).unwrap();
-        confine(directory).unwrap();
+        confine(directory, policies).unwrap();
         let own = directory.join("file");
         vec![
             ("write own files", std::fs::write(&own, b"x").is_ok()),
             ("read own files", std::fs::read(&own).is_ok()),
             ("remove own files", std::fs::remove_file(&own).is_ok()),
+            ("read policies", std::fs::read(policies.join("dev.toml")).is_ok()),
+            ("write policies", std::fs::write(policies.join("dev.toml"), b"x").is_ok()),
             ("read other files", std::fs::read("/etc/passwd").is_ok()),
             ("write elsewhere", std::fs::write(directory.join("../other"), b"x").is_ok()),
             ("list directories", std::fs::read_dir("/").is_ok()),
@@ -284,12 +292,16 @@ mod tests {
     fn a_confined_process_keeps_its_directory_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join("vault");
+        let policies = dir.path().join("policies");
         std::fs::create_dir(&directory).unwrap();
+        std::fs::create_dir(&policies).unwrap();
+        std::fs::write(policies.join("dev.toml"), b"").unwrap();
 
-        let can = std::thread::spawn(move || confined(&directory)).join().unwrap();
+        let can = std::thread::spawn(move || confined(&directory, &policies)).join().unwrap();
 
         for (what, possible) in can {
-            let own = ["write own files", "read own files", "remove own files"].contains(&what);
+            let own = ["write own files", "read own files", "remove own files", "read policies"];
+            let own = own.contains(&what);
             assert_eq!(possible, own, "{what}");
         }
         assert!(std::fs::read("/etc/passwd").is_ok(), "the restriction left its thread");

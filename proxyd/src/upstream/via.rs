@@ -50,6 +50,7 @@ impl Proxy {
         }
         let credential = row.login.as_ref().and_then(|login| match &login.password {
             PasswordPlace::Vault(name) => Some(Credential {
+                environment: None,
                 name: "upstream-proxy".to_owned(),
                 secret: SecretRef { backend: Backend::Local, path: name.clone() },
                 grant: None,

@@ -6,11 +6,11 @@
 //! has one thread; what needs the worker is answered when the worker has ([`super::mint`]).
 //!
 //! What is checked where: the traffic process judges every request by the policy and by the
-//! credential's own host list. This process checks that list once more against the host, but it
-//! has the list from the same message: that stops a mistake in the traffic process (a credential
-//! taken for the wrong host), not a traffic process that is under foreign control. Such a process
-//! can have any value rendered, one request at a time; it cannot have the keys, and it cannot sign
-//! anything but leaf certificates.
+//! credential's own host list. This process reads the policy files itself ([`super::known`]) and
+//! renders what they define, for the hosts they list. A traffic process that is under foreign
+//! control can have that, one request at a time: the values that go into requests in that form. It
+//! cannot have the keys, what tokens are had for, or what signs, and it cannot sign anything but
+//! leaf certificates and requests of a policy's regions and services.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read, Write};
@@ -19,18 +19,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use policies::{Grant, Host, HostPattern};
+use policies::{Grant, Host, Inject};
 use zeroize::Zeroizing;
 
 use super::VaultError;
 use super::key::{KeySource, Material};
+use super::known::Known;
 use super::mint::{Mints, Waiter};
 use super::placeholder;
 use super::render;
 use super::secret::Secret;
 use super::sigv4;
 use super::store::{self, Store};
-use super::wire::{self, Fetch, Form, Reply, Request};
+use super::wire::{self, Fetch, Form, Named, Reply, Request, Scope};
 use crate::scrub::forms;
 use crate::tls::ca::{self, Authority};
 
@@ -42,10 +43,10 @@ pub(super) const WITH_WORKER: &str = "with-worker";
 
 pub(super) type Answer = Result<(Reply, Vec<Secret>), VaultError>;
 
-/// Runs the child. `args` are those after the role name: the vault's directory and the key's
-/// source.
+/// Runs the child. `args` are those after the role name: the vault's directory, the key's source,
+/// the policies' directory, and whether there is a worker.
 pub fn main(args: Vec<OsString>) -> ExitCode {
-    let [directory, key, rest @ ..] = args.as_slice() else {
+    let [directory, key, policies, rest @ ..] = args.as_slice() else {
         eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
         return ExitCode::from(2);
     };
@@ -54,7 +55,9 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     let sockets =
         inherited(0).and_then(|own| Ok((own, with_worker.then(|| inherited(1)).transpose()?)));
     match sockets {
-        Ok((socket, worker)) => run(socket, worker, &PathBuf::from(directory), key),
+        Ok((socket, worker)) => {
+            run(socket, worker, &PathBuf::from(directory), key, Path::new(policies))
+        }
         Err(error) => {
             eprintln!("proxyd vault: no socket was passed: {error}");
             ExitCode::from(2)
@@ -67,8 +70,9 @@ fn run(
     worker: Option<UnixStream>,
     directory: &Path,
     key: &OsStr,
+    policies: &Path,
 ) -> ExitCode {
-    match Child::open(directory, key) {
+    match Child::open(directory, key, policies) {
         Ok(mut child) => {
             child.worker = worker;
             serve(socket, child)
@@ -158,6 +162,7 @@ fn read_body(socket: &mut UnixStream) -> std::io::Result<Option<Zeroizing<Vec<u8
 pub(super) struct Child {
     pub(super) store: Store,
     pub(super) mints: Mints,
+    known: Known,
     /// Talks to token servers; none in tests of what needs none.
     worker: Option<UnixStream>,
     /// The newest first: it issues; the others are still trusted.
@@ -170,19 +175,20 @@ pub(super) struct Child {
 
 impl Child {
     /// Confinement comes before the store is opened and before anything is read from the socket.
-    fn open(directory: &Path, key: &OsStr) -> Result<Self, VaultError> {
+    fn open(directory: &Path, key: &OsStr, policies: &Path) -> Result<Self, VaultError> {
         let source = KeySource::from_argument(key)
             .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))?;
         crate::sys::vault::harden()?;
         let material = source.read(!store::exists(directory))?;
-        crate::sys::vault::confine(directory)?;
-        Self::open_store(directory, &material, source.word())
+        crate::sys::vault::confine(directory, policies)?;
+        Self::open_store(directory, &material, source.word(), policies)
     }
 
     fn open_store(
         directory: &Path,
         material: &Material,
         key_source: &'static str,
+        policies: &Path,
     ) -> Result<Self, VaultError> {
         let mut store = Store::open(directory, material)?;
         let authorities = open_authorities(&mut store)?;
@@ -193,6 +199,7 @@ impl Child {
         Ok(Self {
             store,
             mints: Mints::default(),
+            known: Known::open(policies)?,
             worker: None,
             authorities,
             key_source,
@@ -253,18 +260,46 @@ impl Child {
     /// Answers; nothing where the answer comes later.
     fn answer(&mut self, number: u32, request: Request, parts: &[Secret]) -> Option<Answer> {
         match request {
-            Request::Render { credential, host, hosts, form, secret, grant, refused } => {
-                if let Err(error) = check_host(&credential, &host, &hosts) {
-                    return Some(Err(error));
-                }
-                match grant {
-                    None => Some(self.render(&secret, &form)),
-                    Some(grant) => {
+            Request::Render { credential, host, scope, refused } => {
+                match self.permitted(&credential, &host, scope) {
+                    Err(error) => Some(Err(error)),
+                    Ok((Use { secret, grant: None }, form)) => Some(self.render(&secret, &form)),
+                    Ok((Use { secret, grant: Some(grant) }, form)) => {
                         self.render_minted((secret, grant), Waiter { number, form }, refused)
                     }
                 }
             }
             other => Some(self.answer_now(other, parts)),
+        }
+    }
+
+    /// What the policy files let be made of a secret for that host.
+    fn permitted(
+        &mut self,
+        named: &Named,
+        host: &str,
+        scope: Option<Scope>,
+    ) -> Result<(Use, Form), VaultError> {
+        let credential = self.known.find(&named.environment, &named.name, &named.print)?;
+        let host = Host::parse(host).map_err(|error| VaultError::Invalid(error.to_string()))?;
+        if !credential.may_go_to(&host) {
+            return Err(VaultError::Refused(format!(
+                "credential {:?} may not go to {host}: its own list does not name that host",
+                credential.name
+            )));
+        }
+        // Of nothing is for what is searched for.
+        let form = form(&credential.inject, scope.filter(|scope| *scope != Scope::none()))?;
+        let (secret, grant) = (credential.secret.path.clone(), credential.grant.clone());
+        Ok((Use { secret, grant }, form))
+    }
+
+    /// The password of an upstream proxy. Which secret that is says proxyd's configuration; one
+    /// that a policy has a use for is not given out so.
+    fn password(&mut self, secret: &str, user: String) -> Answer {
+        match self.known.names(secret) {
+            true => Err(VaultError::Refused(format!("secret {secret:?} is a policy's"))),
+            false => self.render(secret, &Form::Basic { user }),
         }
     }
 
@@ -278,7 +313,8 @@ impl Child {
             Request::Render { .. } => {
                 Err(VaultError::Invalid("not a question of this kind".into()))
             }
-            Request::Needles { secrets } => self.needles(&secrets),
+            Request::Password { secret, user } => self.password(&secret, user),
+            Request::Needles { credentials } => self.needles(&credentials),
             Request::Put { name } => {
                 let value = one(parts)?.expose_secret();
                 // Values come from files and terminals, which end lines; exactly one end is cut.
@@ -314,22 +350,23 @@ impl Child {
         Ok(answer)
     }
 
-    fn needles(&mut self, secrets: &[(String, Form, Option<Grant>)]) -> Answer {
+    fn needles(&mut self, credentials: &[Named]) -> Answer {
         let mut needles = Vec::new();
-        for (secret, form, grant) in secrets {
-            if let Some(grant) = grant {
-                for value in self.minted_values(&(secret.clone(), grant.clone())) {
-                    add_needles(&mut needles, value, form)?;
+        for named in credentials {
+            let credential = self.known.find(&named.environment, &named.name, &named.print)?;
+            let form = form(&credential.inject, Some(Scope::none()))?;
+            let secret = credential.secret.path.clone();
+            if let Some(grant) = credential.grant.clone() {
+                for value in self.minted_values(&(secret, grant)) {
+                    add_needles(&mut needles, value, &form)?;
                 }
                 continue;
             }
-            match self.store.values(secret) {
+            match self.store.values(&secret) {
                 Ok(values) => {
                     for value in &values {
-                        // A value that no longer fits its use is found as it is.
-                        if add_needles(&mut needles, value, form).is_err() {
-                            add_needles(&mut needles, value, &Form::Bare)?;
-                        }
+                        // A value that no longer fits its use was never sent.
+                        let _ = add_needles(&mut needles, value, &form);
                     }
                 }
                 Err(VaultError::Missing(_)) => {}
@@ -338,6 +375,43 @@ impl Child {
         }
         Ok((Reply::Done, needles))
     }
+}
+
+/// What a credential makes of which secret.
+struct Use {
+    secret: String,
+    grant: Option<Grant>,
+}
+
+/// The form in which a credential goes into a request.
+fn form(inject: &Inject, scope: Option<Scope>) -> Result<Form, VaultError> {
+    Ok(match inject {
+        Inject::Bearer => Form::Template { template: "Bearer {}".into() },
+        Inject::Basic { user } => Form::Basic { user: user.clone() },
+        Inject::Header { template, .. } => Form::Template { template: template.clone() },
+        Inject::Query { .. } | Inject::Placeholder { .. } => Form::Bare,
+        Inject::AwsSigV4 { regions, services } => match scope {
+            Some(scope) if scope == Scope::none() => Form::SigV4(scope),
+            Some(scope)
+                if regions.contains(&scope.region)
+                    && services.contains(&scope.service)
+                    && is_near(&scope.date) =>
+            {
+                Form::SigV4(scope)
+            }
+            _ => return Err(VaultError::Refused("it signs nothing of that scope".into())),
+        },
+    })
+}
+
+/// Whether a scope's day is today, or begins or ended a moment ago: a key for a day to come would
+/// outlast what it was asked for.
+fn is_near(date: &str) -> bool {
+    let now = jiff::Timestamp::now();
+    let around = [-600, 0, 600].map(|seconds| now + jiff::SignedDuration::from_secs(seconds));
+    let day =
+        |at: jiff::Timestamp| at.to_zoned(jiff::tz::TimeZone::UTC).strftime("%Y%m%d").to_string();
+    around.map(day).iter().any(|day| day == date)
 }
 
 /// The first value in that form, and what finds any of them.
@@ -354,8 +428,9 @@ pub(super) fn rendered<'a>(
             parts = put_in(value, form)?;
             count = parts.len();
             add_needles(&mut parts, value, form)?;
-        } else if add_needles(&mut parts, value, form).is_err() {
-            add_needles(&mut parts, value, &Form::Bare)?;
+        } else {
+            // A former value that does not fit its use was never sent.
+            let _ = add_needles(&mut parts, value, form);
         }
     }
     Ok((Reply::Rendered { values: count, serial, good_ms }, parts))
@@ -363,7 +438,7 @@ pub(super) fn rendered<'a>(
 
 /// What goes into the request.
 fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
-    let Form::SigV4 { date, region, service } = form else {
+    let Form::SigV4(Scope { date, region, service }) = form else {
         return Ok(vec![render::render(value, form)?]);
     };
     let key = sigv4::parse(value)?;
@@ -376,9 +451,9 @@ fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
 
 /// Every form of the value, and the rendered text where the value is not plain in it.
 fn add_needles(needles: &mut Vec<Secret>, value: &Secret, form: &Form) -> Result<(), VaultError> {
-    if let Form::SigV4 { .. } = form {
+    if let Form::SigV4(_) = form {
+        // The secret key is in no request, so no answer can hold it: it stays here.
         let key = sigv4::parse(value)?;
-        needles.extend(forms(key.secret));
         if !key.session.is_empty() {
             needles.extend(forms(key.session));
         }
@@ -399,17 +474,6 @@ fn one(parts: &[Secret]) -> Result<&Secret, VaultError> {
     match parts {
         [part] => Ok(part),
         _ => Err(VaultError::Invalid("a message needs exactly one part".into())),
-    }
-}
-
-fn check_host(credential: &str, host: &str, hosts: &[String]) -> Result<(), VaultError> {
-    let parsed = Host::parse(host).map_err(|error| VaultError::Invalid(error.to_string()))?;
-    let covers = |pattern: &String| HostPattern::parse(pattern).is_ok_and(|p| p.matches(&parsed));
-    match hosts.iter().any(covers) {
-        true => Ok(()),
-        false => Err(VaultError::Refused(format!(
-            "credential {credential:?} may not go to {host}: its own list does not name that host"
-        ))),
     }
 }
 
@@ -451,7 +515,7 @@ pub(super) fn serve_in_test(
     clock: impl Fn() -> u64 + Send + 'static,
 ) {
     let material = Material::Key(Zeroizing::new(vec![7; 32]));
-    let mut child = Child::open_store(directory, &material, "key-file").unwrap();
+    let mut child = Child::open_store(directory, &material, "key-file", directory).unwrap();
     child.clock = Box::new(clock);
     std::thread::spawn(move || serve(socket, child));
 }

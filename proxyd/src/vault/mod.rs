@@ -14,6 +14,7 @@ pub mod child;
 mod connection;
 pub mod fetch;
 pub mod key;
+mod known;
 mod mint;
 mod oauth;
 pub mod placeholder;
@@ -32,15 +33,15 @@ use std::time::{Duration, Instant};
 use ipc::daemon::SelfExec;
 use ipc::id::LeaseId;
 use ipc::vault::SecretInfo;
-use policies::{Backend, Credential, Grant, Host, Inject};
+use policies::{Backend, Credential, Host, Inject};
 
 pub use key::KeySource;
 pub use secret::Secret;
 
 use crate::scrub::Patterns;
 use connection::Connection;
-pub use wire::Form;
-use wire::{Reply, Request};
+pub use wire::Scope;
+use wire::{Named, Reply, Request};
 
 /// How long a rendered credential is kept for the next request.
 pub const RENDERED_SECONDS: u64 = 5;
@@ -96,7 +97,7 @@ pub struct VaultFacts {
 pub struct Rendered {
     /// The whole header value, or the bare value for a placeholder's place.
     pub value: Secret,
-    /// What else goes with it: see [`Form::SigV4`].
+    /// What else goes with a signing key: the access key's id, the session token.
     pub more: Vec<Secret>,
     pub patterns: Patterns,
     /// Which token it is, where one was had for the secret.
@@ -122,10 +123,8 @@ type RenderedMap = HashMap<RenderedKey, Kept>;
 
 #[derive(PartialEq, Eq, Hash)]
 struct RenderedKey {
-    credential: String,
-    secret: String,
-    form: Form,
-    grant: Option<Grant>,
+    credential: Named,
+    scope: Option<Scope>,
     host: Host,
 }
 
@@ -145,13 +144,14 @@ impl Vault {
         exec: &SelfExec,
         state: &Path,
         key: &KeySource,
+        policies: &Path,
         arguments: Vec<std::ffi::OsString>,
     ) -> Result<(Vault, VaultFacts), VaultError> {
         let directory = directory(state);
         ipc::daemon::private_directory(&directory)
             .map_err(|error| VaultError::Failed(error.to_string()))?;
         let mut command = exec.command("vault");
-        command.arg(&directory).arg(key.to_argument()).arg(child::WITH_WORKER);
+        command.arg(&directory).arg(key.to_argument()).arg(policies).arg(child::WITH_WORKER);
         let mut fetch = exec.command(fetch::ROLE);
         fetch.args(arguments);
         let (connection, first) = Connection::start(command, fetch)?;
@@ -250,17 +250,17 @@ impl Vault {
         credential: &Credential,
         host: &Host,
     ) -> Result<Arc<Rendered>, VaultError> {
-        self.render_as(credential, host, form(&credential.inject)).await
+        self.render_for(credential, host, None).await
     }
 
-    /// Renders it in a form that hangs on the request.
-    pub async fn render_as(
+    /// Renders a key that signs within that scope.
+    pub async fn render_for(
         &self,
         credential: &Credential,
         host: &Host,
-        form: Form,
+        scope: Option<Scope>,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let key = rendered_key(credential, host, form);
+        let key = RenderedKey { credential: named(credential), scope, host: host.clone() };
         if let Some(kept) = lock(&self.rendered).get(&key)
             && Instant::now() < kept.until
         {
@@ -277,7 +277,7 @@ impl Vault {
         host: &Host,
         refused: u64,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let key = rendered_key(credential, host, form(&credential.inject));
+        let key = RenderedKey { credential: named(credential), scope: None, host: host.clone() };
         self.ask_rendered(key, credential, Some(refused)).await
     }
 
@@ -291,14 +291,16 @@ impl Vault {
         if refused.is_some() {
             lock(&self.rendered).remove(&key);
         }
-        let request = Request::Render {
-            credential: key.credential.clone(),
-            host: key.host.to_string(),
-            hosts: credential.hosts.iter().map(ToString::to_string).collect(),
-            form: key.form.clone(),
-            secret: key.secret.clone(),
-            grant: key.grant.clone(),
-            refused,
+        let request = match (&credential.environment, &credential.inject) {
+            (None, Inject::Basic { user }) => {
+                Request::Password { secret: credential.secret.path.clone(), user: user.clone() }
+            }
+            _ => Request::Render {
+                credential: key.credential.clone(),
+                host: key.host.to_string(),
+                scope: key.scope.clone(),
+                refused,
+            },
         };
         let answer = self.connection.ask(&request, &[]).await?;
         let (Reply::Rendered { values, serial, good_ms }, mut parts) = answer else {
@@ -352,15 +354,8 @@ impl Vault {
         if credentials.is_empty() {
             return Ok(Patterns::new(&[]));
         }
-        let secrets = credentials
-            .iter()
-            .map(|credential| {
-                let Backend::Local = credential.secret.backend;
-                let path = credential.secret.path.clone();
-                (path, form(&credential.inject), credential.grant.clone())
-            })
-            .collect();
-        let (_, needles) = self.connection.ask(&Request::Needles { secrets }, &[]).await?;
+        let credentials = credentials.iter().map(|credential| named(credential)).collect();
+        let (_, needles) = self.connection.ask(&Request::Needles { credentials }, &[]).await?;
         Ok(Patterns::new(&needles))
     }
 
@@ -382,25 +377,12 @@ impl Vault {
     }
 }
 
-fn form(inject: &Inject) -> Form {
-    match inject {
-        Inject::Bearer => Form::Template { template: "Bearer {}".into() },
-        Inject::Basic { user } => Form::Basic { user: user.clone() },
-        Inject::Header { template, .. } => Form::Template { template: template.clone() },
-        Inject::Query { .. } | Inject::Placeholder { .. } => Form::Bare,
-        // Without a scope, for what is searched for; a request has one of its own.
-        Inject::AwsSigV4 { .. } => Form::sigv4("", "", ""),
-    }
-}
-
-fn rendered_key(credential: &Credential, host: &Host, form: Form) -> RenderedKey {
+fn named(credential: &Credential) -> Named {
     let Backend::Local = credential.secret.backend;
-    RenderedKey {
-        credential: credential.name.clone(),
-        secret: credential.secret.path.clone(),
-        form,
-        grant: credential.grant.clone(),
-        host: host.clone(),
+    Named {
+        environment: credential.environment.clone().unwrap_or_default(),
+        name: credential.name.clone(),
+        print: known::print(credential),
     }
 }
 

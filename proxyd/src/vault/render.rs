@@ -14,7 +14,7 @@ const SLOT: &str = "{}";
 /// The value in that form. Header forms refuse values that no header can hold.
 pub(super) fn render(value: &Secret, form: &Form) -> Result<Secret, VaultError> {
     match form {
-        Form::Bare | Form::SigV4 { .. } => Ok(Secret::concat(&[value.expose_secret()])),
+        Form::Bare | Form::SigV4(_) => Ok(Secret::concat(&[value.expose_secret()])),
         Form::Basic { .. } => {
             let token = basic_token(value, form)?;
             Ok(Secret::concat(&[b"Basic ", token.expose_secret()]))

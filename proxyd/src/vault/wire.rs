@@ -6,7 +6,6 @@
 //! answer has the number of its question; answers may come in another order than questions.
 
 use ipc::vault::SecretInfo;
-use policies::Grant;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -26,20 +25,21 @@ pub enum Request {
     Placeholder { lease: String, credential: String, prefix: String },
     /// → [`Reply::Rendered`] with what to put in, then the needles to search for.
     Render {
-        credential: String,
+        credential: Named,
         host: String,
-        hosts: Vec<String>,
-        form: Form,
-        secret: String,
+        /// For what is signed.
         #[serde(default)]
-        grant: Option<Grant>,
+        scope: Option<Scope>,
         /// A token that the upstream refused: another one is wanted.
         #[serde(default)]
         refused: Option<u64>,
     },
-    /// The needles of several secrets, each with the form it is used in and what is had for it;
-    /// missing ones are passed over. → [`Reply::Done`] with needles.
-    Needles { secrets: Vec<(String, Form, Option<Grant>)> },
+    /// A password for an upstream proxy: a secret that no policy names, for Basic.
+    /// → [`Reply::Rendered`].
+    Password { secret: String, user: String },
+    /// The needles of several credentials; those without a secret are passed over.
+    /// → [`Reply::Done`] with needles.
+    Needles { credentials: Vec<Named> },
     /// Part: the value. → [`Reply::Secrets`] with one entry.
     Put { name: String },
     /// → [`Reply::Secrets`].
@@ -50,9 +50,35 @@ pub enum Request {
     Leaf { host: String, life_seconds: u64 },
 }
 
-/// What a value becomes before it is put in.
+/// A credential as policies define it, which the vault reads itself.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
+pub struct Named {
+    pub environment: String,
+    pub name: String,
+    /// Of the definition that the asker has in mind: another one is another credential.
+    pub print: String,
+}
+
+/// What a signing key is good for.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scope {
+    /// `20261129`.
+    pub date: String,
+    pub region: String,
+    pub service: String,
+}
+
+impl Scope {
+    /// Of nothing: for what is searched for.
+    pub fn none() -> Self {
+        Self { date: String::new(), region: String::new(), service: String::new() }
+    }
+}
+
+/// What a value becomes before it is put in.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Form {
     /// The value as stored.
     Bare,
@@ -62,14 +88,7 @@ pub enum Form {
     Template { template: String },
     /// Three parts: a key that signs for that day, region and service only; the access key's id;
     /// the session token, which may be empty.
-    SigV4 { date: String, region: String, service: String },
-}
-
-impl Form {
-    pub fn sigv4(date: &str, region: &str, service: &str) -> Self {
-        let [date, region, service] = [date, region, service].map(str::to_owned);
-        Self::SigV4 { date, region, service }
-    }
+    SigV4(Scope),
 }
 
 /// What a worker is asked: one request over the network. Parts: the value of `Authorization`,
