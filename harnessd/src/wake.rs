@@ -111,9 +111,9 @@ impl Run {
             Step::Begin { events } => {
                 let mut batch: Vec<NewEvent> = vec![Body::StatusRunning {}.into()];
                 batch.extend(processed(events));
-                self.append(batch).await?;
+                self.append_and_ask(batch).await?;
             }
-            Step::Process { events } => self.append(processed(events)).await?,
+            Step::Process { events } => self.append_and_ask(processed(events)).await?,
             Step::Refuse { calls } => self.refuse(calls).await?,
             Step::RunTools { calls } => self.run_tools(calls).await?,
             Step::RequireAction { events, tool_uses } => {

@@ -25,10 +25,45 @@ impl Run {
         if let Some(upto) = profile.summary_due(&self.state) {
             return self.summarise(profile, upto).await;
         }
-        let cut = profile.cut(&self.state);
-        let from = cut.from;
-        let prompt = self.prompt(cut).await?;
+        let from = profile.cut(&self.state).from;
         let request = self.begin_request(profile, from, false).await?;
+        self.answer(profile, request).await
+    }
+
+    /// Appends what takes client events in, and the beginning of the request that follows from it
+    /// in the same write: the first token waits for one sync less.
+    pub(super) async fn append_and_ask(
+        &mut self,
+        mut batch: Vec<NewEvent>,
+    ) -> Result<(), WakeError> {
+        let mut ahead = self.state.clone();
+        for event in &batch {
+            let (seq, id) = (ahead.seq + 1, event.id.clone());
+            ahead.take(&Event { seq, id, time: String::new(), body: event.body.clone() });
+        }
+        let profile = self.profile();
+        let asks = next_step(&ahead) == Step::CallModel { wait_ms: 0 };
+        if !asks || ahead.is_rescheduling() || profile.summary_due(&ahead).is_some() {
+            return Ok(self.append(batch).await?);
+        }
+        let started = self.started(profile, profile.cut(&ahead).from, false);
+        let request = started.id.clone();
+        batch.push(started);
+        // Decided for a log that ends here: if it has grown, the next step decides anew.
+        let last = Some(self.state.seq);
+        let guard = Guard { fence: Some(self.fence), last, ..Guard::default() };
+        match self.parts.log.append(&self.session, guard, batch).await {
+            Ok(_) => {}
+            Err(LogError::Moved(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        self.catch_up().await?;
+        self.answer(profile, request).await
+    }
+
+    /// Asks for the answer of a request that has begun, and appends what came of it.
+    async fn answer(&mut self, profile: Profile, request: String) -> Result<(), WakeError> {
+        let prompt = self.prompt(profile.cut(&self.state)).await?;
         let listening = Listening::new(&self.parts, &self.session, self.state.seq);
         let outcome = self.ask(prompt, &|delta| listening.take(delta)).await?;
         match outcome {
@@ -53,6 +88,15 @@ impl Run {
         chosen.unwrap_or_else(|| self.parts.models.profile(&self.agent.model))
     }
 
+    fn started(&self, profile: Profile, from: u64, summary: bool) -> NewEvent {
+        NewEvent::new(Body::ModelRequestStarted {
+            model: self.agent.model.clone(),
+            profile: profile.to_string(),
+            from,
+            summary,
+        })
+    }
+
     /// Appends that the model is about to be asked; gives the id of that event.
     pub(super) async fn begin_request(
         &mut self,
@@ -60,12 +104,7 @@ impl Run {
         from: u64,
         summary: bool,
     ) -> Result<String, WakeError> {
-        let started = NewEvent::new(Body::ModelRequestStarted {
-            model: self.agent.model.clone(),
-            profile: profile.to_string(),
-            from,
-            summary,
-        });
+        let started = self.started(profile, from, summary);
         let request = started.id.clone();
         let mut batch = Vec::new();
         if self.state.is_rescheduling() {
