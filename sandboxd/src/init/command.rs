@@ -11,7 +11,6 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ipc::fd::MessageError;
-use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
@@ -22,7 +21,8 @@ use super::tree::{sweep, used};
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
 use crate::sys::process::{
-    Ended, Reaped, child_events, default_signals, execute, fork, give_back_memory, reap,
+    ChildEvents, Ended, Reaped, child_events, default_signals, execute, fork, give_back_memory,
+    reap,
 };
 use crate::sys::seccomp::Subject;
 use crate::zygote::memory;
@@ -68,7 +68,7 @@ fn supervise(
 
 /// What a guard needs before it forks: how it hears of children, and the pipe that a child tells it
 /// by why it could not become its program.
-pub(super) fn prepare_guard() -> Result<(SignalFd, OwnedFd, OwnedFd), Broken> {
+pub(super) fn prepare_guard() -> Result<(ChildEvents, OwnedFd, OwnedFd), Broken> {
     let io = |e: rustix::io::Errno| Broken::at("guard")(e.into());
     let events = child_events().map_err(Broken::at("guard"))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io)?;

@@ -171,8 +171,11 @@ pub fn default_signals() {
     block(&[]);
 }
 
+/// A descriptor that is readable when a child has ended.
+pub type ChildEvents = nix::sys::signalfd::SignalFd;
+
 /// Blocks SIGCHLD and returns a descriptor that is readable when one is pending.
-pub fn child_events() -> std::io::Result<nix::sys::signalfd::SignalFd> {
+pub fn child_events() -> std::io::Result<ChildEvents> {
     use nix::sys::signal::{SigSet, Signal};
     use nix::sys::signalfd::{SfdFlags, SignalFd};
     // SAFETY: SIG_DFL installs no code. Without it an ignored SIGCHLD would reap by itself.
