@@ -40,6 +40,8 @@ pub struct SecretRef {
 pub enum Backend {
     /// The embedded vault of proxyd.
     Local,
+    /// A file that others keep up to date; the path is absolute.
+    File,
 }
 
 /// How a credential is put into a request.
@@ -140,6 +142,7 @@ impl fmt::Display for SecretRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.backend {
             Backend::Local => write!(f, "local:{}", self.path),
+            Backend::File => write!(f, "file:{}", self.path),
         }
     }
 }

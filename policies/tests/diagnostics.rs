@@ -176,6 +176,13 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
         "\"vault\" is not supported by this version",
     ),
     ("secret = \"local:c\"", "secret = \"x:SECRET-CANARY\"", "unknown backend"),
+    ("secret = \"local:c\"", "secret = \"file:run/c\"", "absolute path"),
+    ("secret = \"local:c\"", "secret = \"file:/run/../c\"", "absolute path"),
+    (
+        "secret = \"local:c\"\ninject = { bearer = true }",
+        "secret = \"file:/c\"\ninject = { github-app = { app = \"1\", installation = \"2\" } }",
+        "embedded vault only",
+    ),
     ("secret = \"local:c\"", "secret = \"local:a b\"", "a secret's name"),
     (
         "{ bearer = true }",

@@ -75,6 +75,9 @@ struct File {
     #[serde(default)]
     trusted_users: Vec<ipc::account::NamedUser>,
     key: Option<String>,
+    /// Where files that hold secrets may lie.
+    #[serde(default)]
+    secret_directories: Vec<PathBuf>,
     idle_timeout: Option<String>,
     tunnel_idle_timeout: Option<String>,
     #[serde(default)]
@@ -103,6 +106,8 @@ pub struct Config {
     pub log: tracing::Level,
     pub trusted_uids: Vec<u32>,
     pub key: Option<String>,
+    /// Where files that hold secrets may lie.
+    pub secret_directories: Vec<PathBuf>,
     /// Name servers to ask; empty: those of the host.
     pub resolver: Vec<SocketAddr>,
     pub lease_addresses: Vec<IpAddr>,
@@ -156,6 +161,7 @@ impl Config {
                 .chain(file.trusted_users.iter().map(|user| user.uid))
                 .collect(),
             key: file.key,
+            secret_directories: absolute(&path, file.secret_directories)?,
             resolver: resolver(&path, file.resolver.servers)?,
             lease_addresses: file.lease_addresses,
             idle: Idle::check(file.idle_timeout.as_deref(), file.tunnel_idle_timeout.as_deref())
@@ -194,6 +200,7 @@ impl Config {
             ("log", self.log != next.log),
             ("trusted-uids", self.trusted_uids != next.trusted_uids),
             ("key", self.key != next.key),
+            ("secret-directories", self.secret_directories != next.secret_directories),
             ("resolver", self.resolver != next.resolver),
             ("idle-timeout", self.idle != next.idle),
         ];
@@ -230,6 +237,18 @@ fn read(path: &Path, must_exist: bool) -> Result<File, ConfigError> {
         path: path.to_owned(),
         reason: error.to_string().trim_end().to_owned(),
     })
+}
+
+/// Directories by their whole paths.
+fn absolute(path: &Path, directories: Vec<PathBuf>) -> Result<Vec<PathBuf>, ConfigError> {
+    match directories.iter().find(|directory| !directory.is_absolute()) {
+        None => Ok(directories),
+        Some(directory) => Err(ConfigError::Key {
+            path: path.to_owned(),
+            key: "secret-directories".to_owned(),
+            reason: format!("{} is no absolute path", directory.display()),
+        }),
+    }
 }
 
 /// Addresses with or without a port.

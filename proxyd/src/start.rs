@@ -130,7 +130,13 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
         listen(&mut inherited, &layout.proxyd_lease(), Kind::SeqPacket)?,
         listen(&mut inherited, &layout.proxyd_egress(), Kind::Stream)?,
     ];
-    let (vault, facts) = Vault::start(exec, &state, &key, &layout.policies, config.command_line())?;
+    let (vault, facts) = Vault::start(
+        exec,
+        &state,
+        &key,
+        (&layout.policies, &config.secret_directories),
+        config.command_line(),
+    )?;
     for note in &facts.notes {
         tracing::warn!(note, "vault");
     }

@@ -245,7 +245,7 @@ async fn while_a_token_server_fails_its_tokens_serve_on_and_without_one_nothing_
     let lease = scene.proxyd.lease().await;
     scene.server.lock().unwrap().refusal = Some((503, "temporarily_unavailable"));
 
-    assert_eq!(ask(&lease, GET).await, (503, "token_unavailable".to_owned()));
+    assert_eq!(ask(&lease, GET).await, (503, "secret_unavailable".to_owned()));
     assert_eq!(scene.secret("refresh").await.state, "ready");
     assert!(scene.answered().is_empty());
 

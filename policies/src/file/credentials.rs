@@ -13,7 +13,9 @@ pub(crate) const CREDENTIAL: &[&str] =
     &["secret", "inject", "when", "hosts", "env", "shape", "allow-plaintext"];
 
 /// Backends that the format reserves and this version does not have yet.
-const BACKENDS_LATER: &[&str] = &["vault", "openbao", "aws-secrets-manager", "file", "exec"];
+const BACKENDS_LATER: &[&str] = &["vault", "openbao", "aws-secrets-manager", "exec"];
+/// Longest path of a file.
+const PATH_BYTES_MAX: usize = 1024;
 
 /// What the beginnings of placeholders can be, besides what follows from their variables.
 pub const SHAPES: &[&str] = &[
@@ -132,6 +134,10 @@ fn credential(
         reader.error_hint(&section.span_of("inject"), message, hint);
     }
     let (secret, (inject, grant)) = (secret?, inject?);
+    if grant.is_some() && secret.backend != Backend::Local {
+        let message = "tokens are had for secrets of the embedded vault only";
+        reader.error_hint(&section.span_of("secret"), message, "secret = \"local:NAME\"");
+    }
     let name = name.to_owned();
     let environment = None;
     Some(Credential {
@@ -194,13 +200,22 @@ fn secret(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<SecretRef> {
         reader.error_hint(&text.span, "a secret is named as \"backend:path\"", hint);
         return None;
     };
+    if backend == "file" {
+        let whole = path.starts_with('/') && path.len() <= PATH_BYTES_MAX;
+        if !whole || path.contains(char::is_control) || path.split('/').any(|part| part == "..") {
+            let hint = "secret = \"file:/run/secrets/token\"";
+            reader.error_hint(&text.span, "a file is named by its absolute path", hint);
+            return None;
+        }
+        return Some(SecretRef { backend: Backend::File, path: path.to_owned() });
+    }
     if backend != "local" {
         let known = BACKENDS_LATER.contains(&backend);
         let message = match known {
             true => format!("backend \"{backend}\" is not supported by this version"),
             false => "unknown backend of secrets".to_owned(),
         };
-        reader.error_hint(&text.span, message, "supported: local");
+        reader.error_hint(&text.span, message, "supported: local, file");
         return None;
     }
     if !is_path(path) {

@@ -160,6 +160,7 @@ fn every_key_is_in_the_manual() {
         "log",
         "trusted-uids",
         "key",
+        "secret-directories",
         "idle-timeout",
         "tunnel-idle-timeout",
         "lease-addresses",

@@ -120,7 +120,7 @@ impl InjectError {
             Self::Unsigned { .. } => "signature_refused",
             Self::TooLong { .. } => "body_too_long",
             Self::Body(_) => "request_broken",
-            Self::Vault(VaultError::Unavailable(_)) => "token_unavailable",
+            Self::Vault(VaultError::Unavailable(_)) => "secret_unavailable",
             Self::Vault(_) => "vault_unavailable",
         }
     }

@@ -56,18 +56,24 @@ fn close_all_but_standard() -> Result<(), VaultError> {
     }
 }
 
-/// Last step before serving: only `directory`, the policies to read and these system calls remain.
-pub fn confine(directory: &Path, policies: &Path) -> Result<(), VaultError> {
-    restrict_files(directory, policies)?;
+/// Last step before serving: only `directory`, what is to be read and these system calls remain.
+pub fn confine<'a>(
+    directory: &Path,
+    read: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), VaultError> {
+    restrict_files(directory, read)?;
     restrict_calls()
 }
 
-/// Landlock: files below `directory`, policies to read, and nothing else. The file rights of ABI 2 are required;
+/// Landlock: files below `directory`, those to read, and nothing else. The file rights of ABI 2 are required;
 /// newer kernels add device ioctls, and keep abstract sockets and signals inside. On older ones
 /// nothing is missing for that: [`allowed_calls`] has no ioctl, no socket and no kill.
-fn restrict_files(directory: &Path, policies: &Path) -> Result<(), VaultError> {
+fn restrict_files<'a>(
+    directory: &Path,
+    read: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), VaultError> {
     let fail = |error: &dyn std::fmt::Display| cannot("Landlock", error);
-    let status = Ruleset::default()
+    let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(ABI::V2))
         .map_err(|error| fail(&error))?
@@ -82,14 +88,13 @@ fn restrict_files(directory: &Path, policies: &Path) -> Result<(), VaultError> {
             PathFd::new(directory).map_err(|error| fail(&error))?,
             AccessFs::from_all(ABI::V5) & !(AccessFs::Execute | AccessFs::IoctlDev),
         ))
-        .map_err(|error| fail(&error))?
-        .add_rule(PathBeneath::new(
-            PathFd::new(policies).map_err(|error| fail(&error))?,
-            AccessFs::ReadFile | AccessFs::ReadDir,
-        ))
-        .map_err(|error| fail(&error))?
-        .restrict_self()
         .map_err(|error| fail(&error))?;
+    for path in read {
+        let path = PathFd::new(path).map_err(|error| fail(&error))?;
+        let beneath = PathBeneath::new(path, AccessFs::ReadFile | AccessFs::ReadDir);
+        rules = rules.add_rule(beneath).map_err(|error| fail(&error))?;
+    }
+    let status = rules.restrict_self().map_err(|error| fail(&error))?;
     match status.ruleset {
         RulesetStatus::NotEnforced => Err(cannot("Landlock", "this kernel does not enforce it")),
         _ => Ok(()),
@@ -269,7 +274,7 @@ mod tests {
     fn confined(directory: &Path, policies: &Path) -> Vec<(&'static str, bool)> {
         let parent = rustix::process::getppid().unwrap();
         rustix::thread::set_no_new_privs(true).unwrap();
-        confine(directory, policies).unwrap();
+        confine(directory, [policies]).unwrap();
         let own = directory.join("file");
         vec![
             ("write own files", std::fs::write(&own, b"x").is_ok()),

@@ -19,10 +19,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use policies::{Grant, Host, Inject};
+use policies::{Backend, Grant, Host, Inject, SecretRef};
 use zeroize::Zeroizing;
 
 use super::VaultError;
+use super::files::Files;
 use super::key::{KeySource, Material};
 use super::known::Known;
 use super::mint::{Mints, Waiter};
@@ -38,13 +39,22 @@ use crate::tls::ca::{self, Authority};
 /// Longest life of a leaf certificate: what a stolen leaf key could be used for.
 const LEAF_LIFE_SECONDS_MAX: u64 = 7 * 24 * 3600;
 
+/// What the child works with, besides its sockets.
+struct Place<'a> {
+    directory: &'a OsStr,
+    key: &'a OsStr,
+    policies: &'a Path,
+    /// Directories of files that hold secrets.
+    secrets: Vec<PathBuf>,
+}
+
 /// The argument that says that there is a worker at standard output.
 pub(super) const WITH_WORKER: &str = "with-worker";
 
 pub(super) type Answer = Result<(Reply, Vec<Secret>), VaultError>;
 
 /// Runs the child. `args` are those after the role name: the vault's directory, the key's source,
-/// the policies' directory, and whether there is a worker.
+/// the policies' directory, whether there is a worker, and directories of secrets.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     let [directory, key, policies, rest @ ..] = args.as_slice() else {
         eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
@@ -56,7 +66,8 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
         inherited(0).and_then(|own| Ok((own, with_worker.then(|| inherited(1)).transpose()?)));
     match sockets {
         Ok((socket, worker)) => {
-            run(socket, worker, &PathBuf::from(directory), key, Path::new(policies))
+            let secrets = rest.iter().skip(1).map(PathBuf::from).collect();
+            run(socket, worker, Place { directory, key, policies: Path::new(policies), secrets })
         }
         Err(error) => {
             eprintln!("proxyd vault: no socket was passed: {error}");
@@ -65,14 +76,8 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn run(
-    mut socket: UnixStream,
-    worker: Option<UnixStream>,
-    directory: &Path,
-    key: &OsStr,
-    policies: &Path,
-) -> ExitCode {
-    match Child::open(directory, key, policies) {
+fn run(mut socket: UnixStream, worker: Option<UnixStream>, place: Place<'_>) -> ExitCode {
+    match Child::open(place) {
         Ok(mut child) => {
             child.worker = worker;
             serve(socket, child)
@@ -163,6 +168,7 @@ pub(super) struct Child {
     pub(super) store: Store,
     pub(super) mints: Mints,
     known: Known,
+    files: Files,
     /// Talks to token servers; none in tests of what needs none.
     worker: Option<UnixStream>,
     /// The newest first: it issues; the others are still trusted.
@@ -175,13 +181,22 @@ pub(super) struct Child {
 
 impl Child {
     /// Confinement comes before the store is opened and before anything is read from the socket.
-    fn open(directory: &Path, key: &OsStr, policies: &Path) -> Result<Self, VaultError> {
+    fn open(place: Place<'_>) -> Result<Self, VaultError> {
+        let Place { directory, key, policies, secrets } = place;
+        let directory = Path::new(directory);
+        if let Some(missing) = secrets.iter().find(|path| !path.is_dir()) {
+            let missing = missing.display();
+            let text = format!("cannot use secret-directories: {missing} is no directory");
+            return Err(VaultError::Key(text));
+        }
         let source = KeySource::from_argument(key)
             .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))?;
         crate::sys::vault::harden()?;
         let material = source.read(!store::exists(directory))?;
-        crate::sys::vault::confine(directory, policies)?;
-        Self::open_store(directory, &material, source.word(), policies)
+        let read = secrets.iter().map(PathBuf::as_path).chain([policies]);
+        crate::sys::vault::confine(directory, read)?;
+        let child = Self::open_store(directory, &material, source.word(), policies)?;
+        Ok(Self { files: Files::below(secrets), ..child })
     }
 
     fn open_store(
@@ -200,6 +215,7 @@ impl Child {
             store,
             mints: Mints::default(),
             known: Known::open(policies)?,
+            files: Files::below(Vec::new()),
             worker: None,
             authorities,
             key_source,
@@ -265,7 +281,8 @@ impl Child {
                     Err(error) => Some(Err(error)),
                     Ok((Use { secret, grant: None }, form)) => Some(self.render(&secret, &form)),
                     Ok((Use { secret, grant: Some(grant) }, form)) => {
-                        self.render_minted((secret, grant), Waiter { number, form }, refused)
+                        let key = (secret.path, grant);
+                        self.render_minted(key, Waiter { number, form }, refused)
                     }
                 }
             }
@@ -290,7 +307,7 @@ impl Child {
         }
         // Of nothing is for what is searched for.
         let form = form(&credential.inject, scope.filter(|scope| *scope != Scope::none()))?;
-        let (secret, grant) = (credential.secret.path.clone(), credential.grant.clone());
+        let (secret, grant) = (credential.secret.clone(), credential.grant.clone());
         Ok((Use { secret, grant }, form))
     }
 
@@ -299,7 +316,10 @@ impl Child {
     fn password(&mut self, secret: &str, user: String) -> Answer {
         match self.known.names(secret) {
             true => Err(VaultError::Refused(format!("secret {secret:?} is a policy's"))),
-            false => self.render(secret, &Form::Basic { user }),
+            false => {
+                let secret = SecretRef { backend: Backend::Local, path: secret.to_owned() };
+                self.render(&secret, &Form::Basic { user })
+            }
         }
     }
 
@@ -343,11 +363,15 @@ impl Child {
         }
     }
 
-    fn render(&mut self, secret: &str, form: &Form) -> Answer {
-        let values = self.store.values(secret)?;
-        let answer = rendered(&values, form, 0, None)?;
-        self.store.used(secret, now())?;
-        Ok(answer)
+    fn render(&mut self, secret: &SecretRef, form: &Form) -> Answer {
+        match secret.backend {
+            Backend::File => rendered(self.files.values(&secret.path)?, form, 0, None),
+            Backend::Local => {
+                let answer = rendered(&self.store.values(&secret.path)?, form, 0, None)?;
+                self.store.used(&secret.path, now())?;
+                Ok(answer)
+            }
+        }
     }
 
     fn needles(&mut self, credentials: &[Named]) -> Answer {
@@ -356,6 +380,13 @@ impl Child {
             let credential = self.known.find(&named.environment, &named.name, &named.print)?;
             let form = form(&credential.inject, Some(Scope::none()))?;
             let secret = credential.secret.path.clone();
+            if credential.secret.backend == Backend::File {
+                // What is not to be had was not sent lately either.
+                for value in self.files.values(&secret).unwrap_or_default() {
+                    let _ = add_needles(&mut needles, value, &form);
+                }
+                continue;
+            }
             if let Some(grant) = credential.grant.clone() {
                 for value in self.minted_values(&(secret, grant)) {
                     add_needles(&mut needles, value, &form)?;
@@ -379,7 +410,7 @@ impl Child {
 
 /// What a credential makes of which secret.
 struct Use {
-    secret: String,
+    secret: SecretRef,
     grant: Option<Grant>,
 }
 

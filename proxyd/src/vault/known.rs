@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use policies::{Credential, PolicySet};
+use policies::{Backend, Credential, PolicySet};
 use sha2::{Digest, Sha256};
 
 use super::VaultError;
@@ -72,7 +72,7 @@ impl Known {
     pub fn names(&self, secret: &str) -> bool {
         let uses = |credential: &Arc<Credential>| {
             let client = credential.grant.as_ref().and_then(|grant| grant.client.as_ref());
-            credential.secret.path == secret
+            (credential.secret.backend == Backend::Local && credential.secret.path == secret)
                 || client.is_some_and(|client| client.secret.as_deref() == Some(secret))
         };
         let environments = self.set.names().filter_map(|name| self.set.environment(name));

@@ -13,6 +13,7 @@
 pub mod child;
 mod connection;
 pub mod fetch;
+mod files;
 pub mod key;
 mod known;
 mod mint;
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 use ipc::daemon::SelfExec;
 use ipc::id::LeaseId;
 use ipc::vault::SecretInfo;
-use policies::{Backend, Credential, Host, Inject};
+use policies::{Credential, Host, Inject};
 
 pub use key::KeySource;
 pub use secret::Secret;
@@ -139,12 +140,13 @@ impl Vault {
     /// directory). Blocking; call on the main thread before the runtime starts, because the child
     /// ends with the thread that started it (PR_SET_PDEATHSIG(2const)).
     ///
+    /// It reads the policies and, below the directories of `secrets`, files that hold secrets.
     /// `arguments` are proxyd's own: the worker that fetches tokens reads the same configuration.
     pub fn start(
         exec: &SelfExec,
         state: &Path,
         key: &KeySource,
-        policies: &Path,
+        (policies, secrets): (&Path, &[PathBuf]),
         arguments: Vec<std::ffi::OsString>,
     ) -> Result<(Vault, VaultFacts), VaultError> {
         let directory = directory(state);
@@ -152,6 +154,7 @@ impl Vault {
             .map_err(|error| VaultError::Failed(error.to_string()))?;
         let mut command = exec.command("vault");
         command.arg(&directory).arg(key.to_argument()).arg(policies).arg(child::WITH_WORKER);
+        command.args(secrets);
         let mut fetch = exec.command(fetch::ROLE);
         fetch.args(arguments);
         let (connection, first) = Connection::start(command, fetch)?;
@@ -378,7 +381,6 @@ impl Vault {
 }
 
 fn named(credential: &Credential) -> Named {
-    let Backend::Local = credential.secret.backend;
     Named {
         environment: credential.environment.clone().unwrap_or_default(),
         name: credential.name.clone(),
