@@ -27,7 +27,7 @@ pub async fn export(
 ) -> Result<ExitCode, Failure> {
     let body = harness.export(session).await?.into_body();
     match file {
-        None => copy(body, |bytes| term::write_out(bytes)).await?,
+        None => copy(body, term::write_out).await?,
         Some(path) => {
             let out = NewFile::create(&path)?;
             copy(body, |bytes| out.write(bytes)).await?;
