@@ -205,6 +205,8 @@ pub enum Secret {
     },
     /// List names, versions and last use; never values
     List,
+    /// Give the vault a new data key and seal every value anew; values stay as they are
+    Rotate,
     /// Remove a secret and all its versions
     Remove {
         #[arg(value_parser = named())]

@@ -24,6 +24,7 @@ pub async fn secret(global: &Global, what: Secret) -> Result<ExitCode, Failure> 
     match what {
         Secret::Set { name } => set(global, &proxyd, &name).await,
         Secret::List => list(global, &proxyd).await,
+        Secret::Rotate => rotate(global, &proxyd).await,
         Secret::Remove { name } => remove(global, &proxyd, &name).await,
     }
 }
@@ -90,6 +91,18 @@ async fn remove(global: &Global, proxyd: &Client, name: &str) -> Result<ExitCode
         term::json_line(&answer)?;
     } else {
         term::line(&format!("removed {}", term::printable(name)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn rotate(global: &Global, proxyd: &Client) -> Result<ExitCode, Failure> {
+    let answer = proxyd.call(http::Method::POST, "/v1/vault/rotate", None, Bytes::new()).await?;
+    let answer: serde_json::Value = serde_json::from_slice(&answer)
+        .map_err(|error| Failure::new(format!("proxyd: answer is not as documented: {error}")))?;
+    if global.json {
+        term::json_line(&answer)?;
+    } else {
+        term::line(&format!("a new data key; {} rows sealed anew", answer["rows"]))?;
     }
     Ok(ExitCode::SUCCESS)
 }

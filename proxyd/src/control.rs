@@ -39,6 +39,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
     let trusted = Router::new()
         .route("/v1/secrets/{name}", put(put_secret).delete(remove_secret))
         .route("/v1/secrets", get(list_secrets))
+        .route("/v1/vault/rotate", post(rotate_key))
         .route("/v1/audit", get(audit_page))
         .route("/v1/audit/verify", get(audit_verify))
         .route("/v1/heads", post(keep_head))
@@ -141,6 +142,15 @@ async fn remove_secret(
     daemon.vault.remove(&name).await.map_err(vault_fault)?;
     note(&daemon, format!("secret {name} removed by {peer}")).await?;
     Ok(Json(json!({ "name": name })))
+}
+
+async fn rotate_key(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Principal>,
+) -> Result<Json<Value>, Fault> {
+    let rows = daemon.vault.rotate().await.map_err(vault_fault)?;
+    note(&daemon, format!("the vault's data key replaced by {peer}: {rows} rows")).await?;
+    Ok(Json(json!({ "rows": rows })))
 }
 
 #[derive(Debug, Deserialize)]

@@ -401,7 +401,8 @@ fn a_traffic_process_that_asks_for_more_than_policies_define_gets_nothing() {
         credential[key] = json!(value);
         credential
     };
-    let render = |credential: Value, host: &str| json!({"do": "render", "credential": credential, "host": host});
+    let render =
+        |named: Value, host: &str| json!({"do": "render", "credential": named, "host": host});
     let signing = |region: &str, service: &str, date: &str| {
         let mut asked = render(named("objects"), "objects.example");
         asked["scope"] = json!({"region": region, "service": service, "date": date});

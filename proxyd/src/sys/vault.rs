@@ -65,7 +65,7 @@ pub fn confine<'a>(
     restrict_calls()
 }
 
-/// Landlock: files below `directory`, those to read, and nothing else. The file rights of ABI 2 are required;
+/// Landlock: files below `directory`, those to read, and nothing else. ABI 2 is required;
 /// newer kernels add device ioctls, and keep abstract sockets and signals inside. On older ones
 /// nothing is missing for that: [`allowed_calls`] has no ioctl, no socket and no kill.
 fn restrict_files<'a>(

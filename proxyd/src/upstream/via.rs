@@ -98,7 +98,7 @@ impl Proxy {
                 self.basic_of_file(user, path).map(Some)
             }
             Some(_) => Err(self.failed(
-                "its password lies in the vault, which cannot be asked on the way to a token server",
+                "its password lies in the vault, which cannot be asked for on the way to a token",
                 Some("let password in [upstream-proxy] of proxyd.toml name a file".to_owned()),
             )),
         }

@@ -349,6 +349,7 @@ impl Child {
                 self.mints.forget(&name);
                 done(Reply::Done)
             }
+            Request::Rotate => done(Reply::Sealed { rows: self.store.rotate()? }),
             Request::Leaf { host, life_seconds } => {
                 let host = Host::parse(&host)
                     .map_err(|error| VaultError::Invalid(format!("{host:?}: {error}")))?;

@@ -352,6 +352,14 @@ impl Vault {
         reply.map(drop)
     }
 
+    /// Gives the vault a new data key; says how many rows were sealed anew.
+    pub async fn rotate(&self) -> Result<u64, VaultError> {
+        match self.connection.ask(&Request::Rotate, &[]).await? {
+            (Reply::Sealed { rows }, _) => Ok(rows),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// What to search texts for, for these credentials. A credential without a secret adds nothing.
     pub async fn patterns(&self, credentials: &[Arc<Credential>]) -> Result<Patterns, VaultError> {
         if credentials.is_empty() {

@@ -5,6 +5,8 @@
 //! key lies wrapped under the key of [`super::key`]. The last two versions are kept, so that an
 //! exchange in flight still finds the one it used.
 
+mod rotate;
+
 use std::path::Path;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -68,12 +70,15 @@ CREATE TABLE IF NOT EXISTS token (
     sealed BLOB NOT NULL,
     PRIMARY KEY (name, granted)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept_key (one INTEGER PRIMARY KEY CHECK (one = 1), sealed BLOB NOT NULL);
 ";
 
 /// The open vault.
 pub(super) struct Store {
     db: Connection,
     id: Vec<u8>,
+    /// Wraps the data key.
+    wrapping: LockedKey,
     rows: LockedKey,
     placeholders: LockedKey,
 }
@@ -119,22 +124,43 @@ impl Store {
                 "the vault has format {format}, this program reads {FORMAT}"
             )));
         }
-        let wrapping = material.key(&id)?;
-        let data_key = unseal(&wrapping, &id, &["data key"], 0, &wrapped).ok_or_else(|| {
-            VaultError::Key(
-                "cannot open the vault: the configured key is not the one it was made with".into(),
-            )
-        })?;
+        let mut wrapping = LockedKey::new()?;
+        wrapping.bytes_mut().copy_from_slice(&*material.key(&id)?);
+        let data_key =
+            unseal(wrapping.bytes(), &id, &["data key"], 0, &wrapped).ok_or_else(|| {
+                VaultError::Key(
+                    "cannot open the vault: the configured key is not the one it was made with"
+                        .into(),
+                )
+            })?;
         let (mut rows, mut placeholders) = (LockedKey::new()?, LockedKey::new()?);
         derive(data_key.expose_secret(), &id, b"cleanhands vault rows", rows.bytes_mut());
         let purpose = b"cleanhands vault placeholders";
         derive(data_key.expose_secret(), &id, purpose, placeholders.bytes_mut());
-        Ok(Self { db, id, rows, placeholders })
+        let mut store = Self { db, id, wrapping, rows, placeholders };
+        store.restore_placeholders()?;
+        Ok(store)
+    }
+
+    /// Once the data key has been replaced, the placeholders' key lies beside it.
+    fn restore_placeholders(&mut self) -> Result<(), VaultError> {
+        let kept = self
+            .db
+            .query_row("SELECT sealed FROM kept_key", [], |row| row.get::<_, Vec<u8>>(0))
+            .optional()
+            .map_err(failed("read"))?;
+        let Some(sealed) = kept else { return Ok(()) };
+        let key = self.unseal(rotate::PLACEHOLDERS, 0, &sealed)?;
+        let key: &[u8; KEY_BYTES] = key.expose_secret().try_into().map_err(|_| {
+            VaultError::Failed("the vault's key of placeholders has another length".into())
+        })?;
+        self.placeholders.bytes_mut().copy_from_slice(key);
+        Ok(())
     }
 
     /// Whether the keys are kept from being swapped out.
     pub(super) fn keys_are_locked(&self) -> bool {
-        self.rows.is_locked() && self.placeholders.is_locked()
+        [&self.wrapping, &self.rows, &self.placeholders].iter().all(|key| key.is_locked())
     }
 
     /// Stores a value as the next version of `name`; on disk when it returns.

@@ -46,6 +46,8 @@ pub enum Request {
     List,
     /// → [`Reply::Done`].
     Remove { name: String },
+    /// → [`Reply::Sealed`]: everything is under a new data key.
+    Rotate,
     /// Part: the public key, DER. → [`Reply::Leaf`] with the certificate, DER.
     Leaf { host: String, life_seconds: u64 },
 }
@@ -124,6 +126,9 @@ pub enum Reply {
         notes: Vec<String>,
     },
     Done,
+    Sealed {
+        rows: u64,
+    },
     Rendered {
         /// How many parts are to be put in; the needles follow.
         values: usize,

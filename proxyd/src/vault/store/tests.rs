@@ -116,3 +116,43 @@ fn the_last_use_is_written_at_most_once_a_minute() {
     store.used("github", 160).unwrap();
     assert_eq!(last(&store).unwrap(), "1970-01-01T00:02:40Z");
 }
+
+#[test]
+fn a_new_data_key_seals_every_row_anew_and_changes_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(dir.path(), &material(1)).unwrap();
+    for value in ["SECRET-CANARY-1", "SECRET-CANARY-2"] {
+        store.put("github", &secret(value), 0).unwrap();
+    }
+    store.keep_token("github", "grant", &secret("TOKEN-CANARY-1"), 99).unwrap();
+    let placeholder = store.placeholder_bytes("lease_a", "github");
+    let sealed = |store: &Store| -> Vec<Vec<u8>> {
+        let sql = "SELECT sealed FROM secret UNION ALL SELECT sealed FROM token
+                   UNION ALL SELECT wrapped_key FROM vault";
+        let mut statement = store.db.prepare(sql).unwrap();
+        statement.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    };
+    let before = sealed(&store);
+
+    // Twice: what the first left behind is sealed anew as well.
+    assert_eq!(store.rotate().unwrap(), 3);
+    assert_eq!(store.rotate().unwrap(), 3);
+
+    for reopened in [false, true] {
+        if reopened {
+            drop(store);
+            store = Store::open(dir.path(), &material(1)).unwrap();
+        }
+        let values = store.values("github").unwrap();
+        assert_eq!(texts(&values), [b"SECRET-CANARY-2", b"SECRET-CANARY-1"]);
+        let (token, ends) = store.token("github", "grant").unwrap().unwrap();
+        assert_eq!((token.expose_secret(), ends), (&b"TOKEN-CANARY-1"[..], 99));
+        assert_eq!(store.placeholder_bytes("lease_a", "github"), placeholder);
+        assert_eq!(store.list().unwrap()[0].version, 2);
+    }
+    let file = std::fs::read(dir.path().join("vault.sqlite")).unwrap();
+    for old in before {
+        let found = file.windows(old.len()).any(|window| window == old);
+        assert!(!found, "a row under the former key is still in the file");
+    }
+}
