@@ -31,6 +31,10 @@ use crate::reply::{self, Refusal};
 use crate::scrub::{self, ACCEPTED_ENCODINGS};
 use crate::upstream::{Link, Retry, UpstreamError, Want};
 
+/// How long and for how much of a body a refusal over HTTP/2 waits.
+const BODY_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
+const BODY_WAIT_BYTES_MAX: usize = 64 * 1024;
+
 /// What was verified about a connection before its requests were read.
 #[derive(Clone)]
 pub struct Scene {
@@ -447,6 +451,11 @@ async fn refuse(
 ) {
     if !asked.body.is_done() {
         asked.responder.close();
+        // Some clients of HTTP/2 that are answered before they sent their body neither send it nor
+        // read the answer's end any more (curl before 8), and hang.
+        if asked.responder.has_streams() && !asked.head.headers.contains("expect") {
+            let _ = tokio::time::timeout(BODY_WAIT, asked.body.linger(BODY_WAIT_BYTES_MAX)).await;
+        }
     }
     let environment = &scene.lease.environment;
     // The client may have gone; the decision is recorded already.

@@ -25,6 +25,11 @@ impl Responder<'_> {
         }
     }
 
+    /// Whether the answer is one stream of many on its connection.
+    pub fn has_streams(&self) -> bool {
+        matches!(self, Self::H2 { .. })
+    }
+
     /// Passes an interim head on.
     pub async fn interim(&mut self, head: &ResponseHead) -> Result<(), WriteError> {
         match self {
