@@ -288,3 +288,45 @@ async fn a_crash_between_a_rotation_and_its_news_ends_in_needs_login_and_no_loop
     assert_eq!(scene.asked().len(), 2);
     assert_eq!(scene.secret("refresh").await.state, "needs_login");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_worker_is_confined_and_ends_with_proxyd() {
+    let scene = Scene::start().await;
+    let lease = scene.proxyd.lease().await;
+    assert_eq!(ask(&lease, GET).await, good());
+    let parent = scene.proxyd.health().await.pid;
+    let worker = children(parent)
+        .into_iter()
+        .find(|pid| proc(*pid, "cmdline").is_some_and(|line| line.contains("vault-fetch")))
+        .expect("proxyd has started the worker");
+
+    let status = proc(worker, "status").unwrap();
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
+        assert!(status.lines().any(|found| found == line), "{line} is missing in\n{status}");
+    }
+    let line = proc(worker, "cmdline").unwrap();
+    assert!(!line.contains("CANARY") && !line.contains("login.test"), "{line}");
+    // An undumpable process's memory is not even its own user's to read.
+    let memory = std::fs::File::open(format!("/proc/{worker}/mem"));
+    assert!(rustix::process::geteuid().is_root() || memory.is_err());
+    drop(scene);
+    until("the worker has ended with proxyd", || async {
+        proc(worker, "cmdline").is_none_or(|line| !line.contains("vault-fetch"))
+    })
+    .await;
+}
+
+fn proc(pid: u32, file: &str) -> Option<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/{file}")).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn children(parent: u32) -> Vec<u32> {
+    let of_parent = |pid: &u32| {
+        let line = format!("PPid:\t{parent}");
+        proc(*pid, "status").is_some_and(|status| status.lines().any(|found| found == line))
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(of_parent).collect()
+}
