@@ -84,6 +84,31 @@ fn signs_as_the_published_examples_do() {
     }
 }
 
+/// What AWS's own client signs for the same bytes.
+#[test]
+fn names_with_odd_characters_are_signed_as_the_service_reads_them() {
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let host = ("Host", "examplebucket.s3.amazonaws.com");
+    let (s3, other) = (scope("s3"), scope("service"));
+    let object = [host, ("x-amz-content-sha256", empty), ("Authorization", &s3[..])];
+    for (target, headers, signature) in [
+        (
+            "/large/%C3%BC%2B%26%20%28x%29~.bin?list-type=2&prefix=a%2Fb%20c&delimiter=",
+            &object[..],
+            "cd96564f7839e4da487282a3b27be23a515c69d612df44ced24fc6e7443d9144",
+        ),
+        (
+            "/a//b/../c%20d/./e%2Ff/?x=1",
+            &[host, ("Authorization", &other[..])],
+            "55b59fd2eb783d4fb504d21c8a6d4c25f281f66a3dc0d2c785399a9a2e6c9945",
+        ),
+    ] {
+        let lines = signed((target, headers), NOW, b"", "");
+
+        assert!(lines.last().unwrap().ends_with(signature), "{target}: {lines:#?}");
+    }
+}
+
 #[test]
 fn a_presigned_address_is_signed_as_the_published_example() {
     let target = "/test.txt?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=\
