@@ -1,5 +1,5 @@
-//! Bodies in which the credential has a part, over real sockets: chunks that are signed again, bodies
-//! that are held back to be hashed or to have a placeholder replaced.
+//! Bodies in which the credential has a part, over real sockets: chunks that are signed again,
+//! bodies that are held back to be hashed or to have a placeholder replaced.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
