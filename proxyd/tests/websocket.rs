@@ -5,6 +5,8 @@
 
 mod support;
 
+use std::sync::{Arc, Mutex};
+
 use bytes::Bytes;
 use h2::client::SendRequest;
 use support::*;
@@ -289,6 +291,55 @@ async fn websocket_over_http2_is_guarded_and_refused_like_any_other() {
     assert_eq!(wrong.status(), 502);
     assert_eq!(other.status(), 501);
     assert_eq!(other.headers()["x-cleanhands-denial"], "protocol_unsupported");
+}
+
+#[tokio::test]
+async fn a_length_announced_for_an_upgrade_does_not_swallow_the_next_request() {
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&heads);
+    let upstream = Upstream::tls("api.test", H1, move |mut stream| {
+        let heads = Arc::clone(&kept);
+        async move {
+            while let Some((head, _)) = request(&mut stream).await {
+                heads.lock().unwrap().push(head);
+                let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+                stream.write_all(answer).await.unwrap();
+                stream.flush().await.unwrap();
+            }
+        }
+    })
+    .await;
+    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
+    proxyd.put_secret("api").await;
+    let lease = proxyd.lease().await;
+    let mut sender = lease.h2("api.test").await;
+    until("the server offers it", || async { sender.is_extended_connect_protocol_enabled() }).await;
+    let mut declined = http::Request::builder()
+        .method("CONNECT")
+        .uri("https://api.test/ws")
+        .header("sec-websocket-version", "13")
+        .header("content-length", "39")
+        .body(())
+        .unwrap();
+    declined.extensions_mut().insert(h2::ext::Protocol::from_static("websocket"));
+
+    let (answer, mut up) = sender.send_request(declined, false).unwrap();
+    let declined = timely(answer).await.unwrap();
+    let _ = up.send_data(Bytes::new(), true);
+    let next = http::Request::builder()
+        .uri("https://api.test/next")
+        .header("x", "DELETE /secret HTTP/1.0")
+        .body(())
+        .unwrap();
+    let next = timely(sender.send_request(next, true).unwrap().0).await.unwrap();
+
+    assert_eq!((declined.status(), next.status()), (http::StatusCode::OK, http::StatusCode::OK));
+    let heads = heads.lock().unwrap();
+    assert_eq!(heads.len(), 2);
+    assert!(heads[0].starts_with("GET /ws ") && heads[1].starts_with("GET /next "), "{heads:?}");
+    assert_eq!(field(&heads[0], "content-length"), None);
+    // Who declined to switch may have begun to read for the other protocol.
+    assert_eq!(upstream.connections(), 2);
 }
 
 #[tokio::test]

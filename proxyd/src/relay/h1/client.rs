@@ -76,15 +76,24 @@ fn print(head: &RequestHead, framing: Framing, upgrade: Option<&Bytes>) -> Bytes
     if !headers.contains("host") {
         head::print_field(&mut out, b"Host", head.authority.as_bytes());
     }
+    let mut delimited = false;
     for (name, value) in headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case(b"te")) {
+        match delimits(framing, name, value) {
+            Some(false) => continue,
+            Some(true) => delimited = true,
+            None => {}
+        }
         head::print_field(&mut out, name, value);
     }
-    if framing == Framing::Chunked && !headers.contains("transfer-encoding") {
-        head::print_field(&mut out, b"Transfer-Encoding", b"chunked");
-    }
     let expects_body = matches!(&head.method[..], b"POST" | b"PUT" | b"PATCH");
-    if framing == Framing::None && expects_body && !headers.contains("content-length") {
-        head::print_field(&mut out, b"Content-Length", b"0");
+    match framing {
+        _ if delimited => {}
+        Framing::Chunked => head::print_field(&mut out, b"Transfer-Encoding", b"chunked"),
+        Framing::Length(length) => {
+            head::print_field(&mut out, b"Content-Length", length.to_string().as_bytes());
+        }
+        Framing::None if expects_body => head::print_field(&mut out, b"Content-Length", b"0"),
+        Framing::None | Framing::UntilClose => {}
     }
     if let Some(protocol) = upgrade {
         head::print_field(&mut out, b"Connection", b"Upgrade");
@@ -92,6 +101,21 @@ fn print(head: &RequestHead, framing: Framing, upgrade: Option<&Bytes>) -> Bytes
     }
     out.put_slice(b"\r\n");
     out
+}
+
+/// Whether a field that says where the body ends says what is so; nothing for any other field. The
+/// upstream must not wait for another body than the one that follows: the next request on the
+/// connection would be taken for it.
+fn delimits(framing: Framing, name: &[u8], value: &[u8]) -> Option<bool> {
+    if name.eq_ignore_ascii_case(b"content-length") {
+        let said = std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
+        return Some(match framing {
+            Framing::None => said == Some(0),
+            Framing::Length(length) => said == Some(length),
+            Framing::Chunked | Framing::UntilClose => false,
+        });
+    }
+    name.eq_ignore_ascii_case(b"transfer-encoding").then_some(framing == Framing::Chunked)
 }
 
 /// An answer that was asked for and has not come yet.
@@ -130,8 +154,11 @@ impl<'a> Awaited<'a> {
         if head.status < 200 {
             return Ok((head, Next::Interim(self)));
         }
-        *self.stays_open =
-            version == Version::Http11 && !connection.close && framing != Framing::UntilClose;
+        // Who was offered another protocol and declined may still have begun to read for it.
+        *self.stays_open = version == Version::Http11
+            && !connection.close
+            && framing != Framing::UntilClose
+            && self.upgrade.is_none();
         if framing == Framing::None {
             return Ok((head, Next::Body(BodyIn::Empty, framing)));
         }
@@ -156,5 +183,46 @@ impl<'a> Awaited<'a> {
         head.headers.append("Upgrade", protocol);
         let body = BodyIn::H1(Reading::new(self.reader, Framing::UntilClose));
         Ok((head, Next::Switched(body)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use policies::Scheme;
+
+    #[test]
+    fn the_body_that_is_announced_is_the_body_that_follows() {
+        let table: [(Framing, &[(&'static str, &'static str)], &str); 9] = [
+            (Framing::None, &[("Content-Length", "39")], ""),
+            (Framing::None, &[("transfer-encoding", "chunked")], ""),
+            (Framing::None, &[("Content-Length", "0")], "Content-Length: 0\r\n"),
+            (Framing::Length(5), &[("content-length", "5")], "content-length: 5\r\n"),
+            (Framing::Length(5), &[("content-length", "6")], "Content-Length: 5\r\n"),
+            (Framing::Length(5), &[], "Content-Length: 5\r\n"),
+            (Framing::Chunked, &[("content-length", "5")], "Transfer-Encoding: chunked\r\n"),
+            (
+                Framing::Chunked,
+                &[("TRANSFER-ENCODING", "chunked")],
+                "TRANSFER-ENCODING: chunked\r\n",
+            ),
+            (Framing::Chunked, &[], "Transfer-Encoding: chunked\r\n"),
+        ];
+        for (framing, fields, expected) in table {
+            let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
+            let head = RequestHead {
+                method: bytes("GET"),
+                target: bytes("/"),
+                scheme: Scheme::Https,
+                authority: "a.test".to_owned(),
+                headers: fields.iter().map(|(n, v)| (bytes(n), bytes(v))).collect(),
+            };
+
+            let printed = print(&head, framing, None);
+
+            let text = String::from_utf8(printed.to_vec()).unwrap();
+            let whole = format!("GET / HTTP/1.1\r\nHost: a.test\r\n{expected}\r\n");
+            assert_eq!(text, whole, "{framing:?} {fields:?}");
+        }
     }
 }

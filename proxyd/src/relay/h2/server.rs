@@ -97,6 +97,8 @@ fn incoming(request: http::Request<h2::RecvStream>, scheme: Scheme) -> Option<Pa
         // The handshake of HTTP/1.1 is ours to make and to check.
         let key = websocket::random_key()?;
         head.headers.set("Sec-WebSocket-Key", key);
+        // What follows are bytes of the other protocol, not a body (RFC 9110, section 9.3.6).
+        head.headers.remove_all("content-length");
     }
     Some((head, framing, body, upgrade))
 }
