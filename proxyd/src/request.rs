@@ -71,10 +71,21 @@ pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
     }
     let id = ids::request();
     let line = line(scene, &asked.head, &id);
+    // Before a body is waited for, and until the answer has ended: each may hold a connection.
+    let place = match scene.lease.requests.take(1) {
+        Ok(place) => place,
+        Err(error) => {
+            let refusal = error.into();
+            record_denied(&scene.daemon, line, &refusal).await;
+            refuse(scene, &mut asked, &refusal, form, &id).await;
+            return asked;
+        }
+    };
     match judge(scene, &mut asked, line).await {
         Ok(judged) => carry(scene, &mut asked, judged, form, &id).await,
         Err(refusal) => refuse(scene, &mut asked, &refusal, form, &id).await,
     }
+    drop(place);
     asked
 }
 
@@ -134,6 +145,8 @@ async fn decide_and_inject(
         body: &mut asked.body,
         framing: &mut asked.framing,
         responder: Some(&mut asked.responder),
+        room: &scene.lease.held,
+        idle: scene.daemon.idle.exchange,
     };
     let injected = inject::inject(&permit, vault, &context, &mut asked.head, &mut payload).await?;
     if injected.patterns.is_some() {
@@ -244,8 +257,9 @@ fn prepare_for_search(headers: &mut Fields) {
     }
     // A page that shows the value could be asked for in two parts, each with half of it. A server
     // may always answer with the whole (RFC 9110, section 14.2).
-    headers.remove_all("range");
-    headers.remove_all("if-range");
+    for name in ["range", "if-range", "request-range", "x-ms-range"] {
+        headers.remove_all(name);
+    }
     // Compressed frames of an upgraded connection could not be searched.
     headers.remove_all("sec-websocket-extensions");
 }
@@ -362,7 +376,8 @@ async fn with_another_token(
 ) -> Result<Link, Refusal> {
     let refused = going.injected.token.unwrap_or_default();
     let vault = &scene.daemon.vault;
-    going.injected = inject::inject_again(link.permit(), vault, &mut head, refused).await?;
+    going.injected =
+        inject::inject_again(link.permit(), vault, &mut head, refused, &scene.lease.held).await?;
     asked.head = head;
     Ok(scene.daemon.upstreams.redial(link, Retry::Refused).await?)
 }

@@ -7,6 +7,7 @@ mod support;
 
 use std::process::Command;
 
+use ipc::vault::{AuditKind, AuditRecord};
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -307,4 +308,38 @@ async fn curl_reads_denials_and_answers_over_both_protocols() {
     }
     let records = proxyd.audit().await;
     assert!(records.iter().any(|record| record.host.as_deref() == Some("evil.test")));
+}
+
+#[tokio::test]
+async fn what_a_lease_asks_in_a_form_that_nobody_can_judge_is_refused_and_recorded() {
+    let upstream = Upstream::tls("api.test", &[b"http/1.1"], echo_h1).await;
+    let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
+    let lease = proxyd.lease().await;
+    let token = lease.token().to_owned();
+    let ask = |line: &str, fields: &str| {
+        format!("{line} HTTP/1.1\r\nProxy-Authorization: Bearer {token}\r\n{fields}\r\n")
+    };
+    let table = [
+        ask("CONNECT api.test", "Host: api.test\r\n"),
+        ask("CONNECT api..test:443", "Host: api..test:443\r\n"),
+        ask("CONNECT api.test:443", "Host: api.test:443\r\nContent-Length: 1\r\n"),
+        ask("GET ftp://api.test/", "Host: api.test\r\n"),
+        ask("GET /x", "Host: api.test\r\n"),
+    ];
+
+    for (number, asked) in table.iter().enumerate() {
+        let mut stream = lease.plain().await;
+        let answer = talk(&mut stream, asked.as_bytes()).await;
+
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{asked}: {answer}");
+        let denied = |record: &AuditRecord| {
+            let reason = record.reason.as_deref().unwrap_or_default();
+            record.kind == AuditKind::Denied && reason.starts_with("request_malformed")
+        };
+        until("the refusal is recorded", || async {
+            proxyd.audit().await.iter().filter(|record| denied(record)).count() == number + 1
+        })
+        .await;
+    }
+    assert_eq!(upstream.connections(), 0);
 }

@@ -141,6 +141,36 @@ async fn interim_answers_pass_and_are_not_taken_for_the_answer() {
 }
 
 #[tokio::test]
+async fn interim_answers_without_end_do_not_pile_up_for_a_client_over_http2() {
+    const SENT: usize = 500;
+    let (proxyd, _upstream) = before(|mut stream| async move {
+        let _ = request(&mut stream).await;
+        let hints = format!("HTTP/1.1 103 Early Hints\r\nLink: </{}>\r\n\r\n", "s".repeat(1000));
+        for _ in 0..SENT {
+            say(&mut stream, &hints).await;
+        }
+        say(&mut stream, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+    })
+    .await;
+    let lease = proxyd.lease().await;
+    let mut h2 = lease.h2("api.test").await;
+    let get = http::Request::get("https://api.test/").body(()).unwrap();
+
+    let (mut response, _) = h2.send_request(get, true).unwrap();
+    let mut interim = 0;
+    while let Some(hints) =
+        timely(std::future::poll_fn(|context| response.poll_informational(context))).await
+    {
+        assert_eq!(hints.unwrap().status(), 103);
+        interim += 1;
+    }
+    let last = timely(response).await.unwrap();
+
+    assert_eq!(last.status(), 200);
+    assert!((1..20).contains(&interim), "{interim} of {SENT}");
+}
+
+#[tokio::test]
 async fn an_expectation_is_passed_on_and_an_early_answer_comes_through() {
     let (proxyd, _upstream) = before(|mut stream| async move {
         let head = head(&mut stream).await;

@@ -25,6 +25,7 @@ use super::authority;
 use super::http::{self, After};
 use super::transparent::{self, Target};
 use crate::Daemon;
+use crate::audit::Line;
 use crate::head::RequestHead;
 use crate::lease::Lease;
 use crate::relay::h1::framing::Framing;
@@ -33,7 +34,7 @@ use crate::relay::responder::Responder;
 use crate::relay::stream::Stream;
 use crate::reply::form::Form;
 use crate::reply::{self, Refusal};
-use crate::request::Scene;
+use crate::request::{self, Scene};
 use crate::sys::interfaces;
 
 /// Connections at once; more wait in the backlog.
@@ -176,14 +177,14 @@ async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known) {
         let incoming = match connection.next().await {
             Ok(incoming) => incoming,
             Err(error) => {
-                refuse_head(&mut connection, &error).await;
+                refuse_head(&daemon, &known, &mut connection, &error).await;
                 return connection.close().await;
             }
         };
         let lease = match lease(&daemon, &known, incoming.proxy_authorization.as_ref()) {
             Ok(lease) => lease,
             Err(refusal) => {
-                refuse(&mut connection, &refusal).await;
+                refuse(&mut connection, &refusal, &RequestId::random()).await;
                 return connection.close().await;
             }
         };
@@ -197,7 +198,8 @@ async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known) {
         match end.run_until_cancelled(passing).await {
             Some(After::Next) => {}
             Some(After::Close) => return connection.close().await,
-            Some(After::Broken) | None => return,
+            Some(After::Broken) => return,
+            Some(After::Cut) | None => return connection.reset(),
         }
     }
 }
@@ -255,12 +257,14 @@ async fn connect(
     let text = String::from_utf8_lossy(&incoming.raw.target).into_owned();
     let Some((host, Some(port))) = authority::parse(&text) else {
         let reason = "CONNECT needs host:port";
-        refuse(&mut connection, &Refusal::denied(400, "request_malformed", reason)).await;
+        let refusal = Refusal::denied(400, "request_malformed", reason);
+        refuse_known(&daemon, &lease, &mut connection, &refusal).await;
         return connection.close().await;
     };
     if incoming.framing != Framing::None {
         let reason = "CONNECT has no body";
-        refuse(&mut connection, &Refusal::denied(400, "request_malformed", reason)).await;
+        let refusal = Refusal::denied(400, "request_malformed", reason);
+        refuse_known(&daemon, &lease, &mut connection, &refusal).await;
         return connection.close().await;
     }
     let Ok(stream) = connection.tunnel().await else { return };
@@ -275,10 +279,10 @@ async fn forward(
     connection: &mut Connection,
     incoming: Incoming,
 ) -> After {
-    match locate(daemon, lease, &incoming) {
+    match locate(daemon, Arc::clone(&lease), &incoming) {
         Ok((scene, head)) => http::pass(&scene, connection, incoming, head).await,
         Err(refusal) => {
-            refuse(connection, &refusal).await;
+            refuse_known(daemon, &lease, connection, &refusal).await;
             After::Close
         }
     }
@@ -315,21 +319,47 @@ fn locate(
     Ok((scene, head))
 }
 
-async fn refuse_head(connection: &mut Connection, error: &NextError) {
-    if let Some(status) = error.status() {
-        let refusal = Refusal::denied(status, "request_malformed", error.to_string());
-        refuse(connection, &refusal).await;
+async fn refuse_head(
+    daemon: &Daemon,
+    known: &Known,
+    connection: &mut Connection,
+    error: &NextError,
+) {
+    let Some(status) = error.status() else { return };
+    let refusal = Refusal::denied(status, "request_malformed", error.to_string());
+    match known {
+        Known::Owner(lease) => refuse_known(daemon, lease, connection, &refusal).await,
+        // What could not be read holds no token that was checked.
+        Known::Of(_) | Known::Nothing => refuse(connection, &refusal, &RequestId::random()).await,
     }
 }
 
-/// Refuses what belongs to no lease or to no host, so that no policy has a say and the audit has
-/// nobody to name.
-async fn refuse(connection: &mut Connection, refusal: &Refusal) {
-    tracing::info!(code = refusal.code, "request on the egress socket refused");
-    let mut responder = Responder::H1(connection.refusal());
+/// Refuses a request of a lease that names no host in a way that a policy could have a say about,
+/// and records it.
+async fn refuse_known(
+    daemon: &Daemon,
+    lease: &Lease,
+    connection: &mut Connection,
+    refusal: &Refusal,
+) {
     let id = RequestId::random();
+    let line = Line {
+        request: Some(id.clone()),
+        entry: Some("http".to_owned()),
+        generation: daemon.policies.current().number,
+        ..lease.line()
+    };
+    request::record_denied(daemon, line, refusal).await;
+    refuse(connection, refusal, &id).await;
+}
+
+/// Refuses what belongs to no lease, so that the audit has nobody to name. Whoever reaches the
+/// socket can cause this as often as he likes: it is no line of the log.
+async fn refuse(connection: &mut Connection, refusal: &Refusal, id: &RequestId) {
+    tracing::debug!(code = refusal.code, "request on the egress socket refused");
+    let mut responder = Responder::H1(connection.refusal());
     // The client may have gone.
-    let _ = reply::send(&mut responder, refusal, Form::Json, &id, "").await;
+    let _ = reply::send(&mut responder, refusal, Form::Json, id, "").await;
 }
 
 #[cfg(test)]

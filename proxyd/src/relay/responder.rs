@@ -13,8 +13,13 @@ use crate::head::ResponseHead;
 /// Answers one request: interim heads, then one final head, then its body.
 pub enum Responder<'a> {
     H1(h1::server::Reply<'a>),
-    H2 { respond: h2::server::SendResponse<Bytes>, started: bool },
+    H2 { respond: h2::server::SendResponse<Bytes>, started: bool, interim_bytes: usize },
 }
+
+/// Interim heads of one answer that go on over HTTP/2, in bytes. They have no flow control there, so
+/// a client that reads nothing has them pile up here; what is beyond is dropped, as an interim head
+/// may be without loss of the answer.
+const INTERIM_BYTES_MAX: usize = 16 * 1024;
 
 impl Responder<'_> {
     /// Whether the final head was sent: from then on a failure can only break the answer off.
@@ -34,7 +39,12 @@ impl Responder<'_> {
     pub async fn interim(&mut self, head: &ResponseHead) -> Result<(), WriteError> {
         match self {
             Self::H1(reply) => reply.interim(head).await,
-            Self::H2 { respond, .. } => {
+            Self::H2 { respond, interim_bytes, .. } => {
+                let fields = head.headers.iter().map(|(name, value)| name.len() + value.len() + 32);
+                *interim_bytes += 32 + fields.sum::<usize>();
+                if *interim_bytes > INTERIM_BYTES_MAX {
+                    return Ok(());
+                }
                 let response = convert::response(head).map_err(|_| WriteError::Stopped)?;
                 respond.send_informational(response).map_err(WriteError::Reset)
             }
@@ -50,7 +60,7 @@ impl Responder<'_> {
     ) -> Result<BodyOut<'_>, WriteError> {
         match self {
             Self::H1(reply) => reply.start(head, framing).await,
-            Self::H2 { respond, started } => {
+            Self::H2 { respond, started, .. } => {
                 let response = convert::response(&head).map_err(|_| WriteError::Stopped)?;
                 let ends = framing == Framing::None;
                 *started = true;
@@ -64,7 +74,7 @@ impl Responder<'_> {
     pub async fn switch(&mut self, head: &ResponseHead) -> Result<BodyOut<'_>, WriteError> {
         match self {
             Self::H1(reply) => reply.switch(head).await,
-            Self::H2 { respond, started } => {
+            Self::H2 { respond, started, .. } => {
                 // RFC 8441, section 5: the stream is the connection once 200 was said on it.
                 let mut head = ResponseHead {
                     status: 200,
@@ -101,7 +111,7 @@ impl Responder<'_> {
 
     /// Ends the request with a code of HTTP/2 instead of an answer, where its protocol has such.
     pub fn reset(&mut self, reason: h2::Reason) {
-        if let Self::H2 { respond, started } = self {
+        if let Self::H2 { respond, started, .. } = self {
             respond.send_reset(reason);
             *started = true;
         }

@@ -151,6 +151,10 @@ impl<'a> Awaited<'a> {
         if head.status == 101 {
             return self.switched(head, connection.upgrade);
         }
+        if head.status < 200 || head.status == 204 {
+            // No body follows, whatever is said of one (RFC 9110, section 8.6).
+            head.headers.remove_all("content-length");
+        }
         if head.status < 200 {
             return Ok((head, Next::Interim(self)));
         }

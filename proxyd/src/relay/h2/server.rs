@@ -56,7 +56,7 @@ where
         let (request, mut respond) = accepted?;
         match incoming(request, scheme) {
             Some((head, framing, body, upgrade)) => {
-                let responder = Responder::H2 { respond, started: false };
+                let responder = Responder::H2 { respond, started: false, interim_bytes: 0 };
                 requests.spawn(answer(Incoming { head, framing, body, upgrade, responder }));
             }
             None => respond.send_reset(h2::Reason::PROTOCOL_ERROR),
