@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::context::Profile;
 use crate::model::Price;
+use crate::sys;
 
 /// Tokens an answer may have where the configuration does not say.
 const MAX_TOKENS: u32 = 8192;
@@ -21,6 +22,9 @@ const MAX_TOKENS: u32 = 8192;
 /// A stream that is silent for so long has stalled. Servers send pings far more often; a local
 /// model that reads a long prompt may not.
 const STALL: Duration = Duration::from_secs(300);
+
+/// The file is a handful of lines.
+const CONFIG_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// Levels of the log, the most silent first.
 const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
@@ -34,8 +38,8 @@ pub enum ConfigError {
         "{path} can be written by others (mode {mode:03o})\nmake it writable by its owner only"
     )]
     Writable { path: PathBuf, mode: u32 },
-    #[error("{path}: {source}")]
-    Malformed { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("{path}: {why}")]
+    Malformed { path: PathBuf, why: String },
     #[error("log level {level:?} is unknown: there are {}", LEVELS.join(", "))]
     Level { level: String },
     #[error("{path}: model {name:?}: {why}")]
@@ -160,7 +164,7 @@ impl Config {
             Err(error) => return Err(error),
             Ok(text) => toml::from_str(&text).map_err(|source| ConfigError::Malformed {
                 path: path.clone(),
-                source: Box::new(source),
+                why: malformed(&text, &source),
             })?,
         };
         let mut models = BTreeMap::new();
@@ -197,11 +201,25 @@ impl Config {
 fn read(path: &Path) -> Result<String, ConfigError> {
     use std::os::unix::fs::PermissionsExt;
     let fail = |source| ConfigError::Read { path: path.to_owned(), source };
-    let mode = std::fs::metadata(path).map_err(fail)?.permissions().mode();
+    let file = sys::file::open_regular(path).map_err(fail)?;
+    let mode = file.metadata().map_err(fail)?.permissions().mode();
     if mode & 0o022 != 0 {
         return Err(ConfigError::Writable { path: path.to_owned(), mode: mode & 0o777 });
     }
-    std::fs::read_to_string(path).map_err(fail)
+    let bytes = sys::file::read_bounded(&file, CONFIG_BYTES_MAX).map_err(fail)?;
+    String::from_utf8(bytes).map_err(|_| fail(std::io::ErrorKind::InvalidData.into()))
+}
+
+/// What is wrong with the file. Where its text is part of that and may hold a password (in an
+/// address, which has no place for one here), only the place is said.
+fn malformed(text: &str, error: &toml::de::Error) -> String {
+    let shown = error.to_string();
+    if !shown.contains('@') {
+        return shown;
+    }
+    let at = error.span().map_or(0, |span| span.start);
+    let line = text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
+    format!("line {line} is not as it must be; it is not shown, as it may hold a password")
 }
 
 /// Without a table every model is asked for at the API's own address.
@@ -276,11 +294,16 @@ fn endpoint(url: &str, call: &str) -> Result<Uri, String> {
         false if base != url => url.to_owned(),
         false => format!("{base}/v1{call}"),
     };
-    let uri: Uri = text.parse().map_err(|e| format!("url {url:?}: {e}"))?;
+    // A password has no place in it; where there may be one, nothing of the address is shown.
+    let shown = match url.contains('@') {
+        true => "url with user or password".to_owned(),
+        false => format!("url {url:?}"),
+    };
+    let uri: Uri = text.parse().map_err(|e| format!("{shown}: {e}"))?;
     let named = uri.authority().is_some_and(|a| !a.as_str().contains('@'));
     match uri.scheme_str() {
         Some("https" | "http") if named && uri.query().is_none() => Ok(uri),
-        _ => Err(format!("url {url:?} must be https://HOST[:PORT][/PATH], without a query")),
+        _ => Err(format!("{shown} must be https://HOST[:PORT][/PATH], without user or query")),
     }
 }
 
@@ -311,6 +334,28 @@ mod tests {
         for bad in ["h", "ftp://h", "https://", "https://u:p@h", "https://h/?x=1"] {
             assert!(endpoint(bad, "/messages").is_err(), "{bad} was accepted");
         }
+    }
+
+    #[test]
+    fn a_password_in_an_address_is_in_no_error_wherever_the_file_is_wrong() {
+        let url = "url = \"https://user:SECRETPW@x/\"";
+        for text in [
+            format!("[models.a]\nprovider = \"messages\"\n{url}\n"),
+            format!("[models.a]\nprovider = \"chat-completions\"\n{url}\n"),
+            "[models.a]\nprovider = \"messages\"\nurl = \"ht tp://u:SECRETPW@x\"\n".to_owned(),
+            "[models.a]\nprovider = \"messages\"\nurl = \"u:SECRETPW@x\"\n".to_owned(),
+            format!("[models.a]\n{url}\n"),
+            format!("[models.a] {url}\n"),
+            format!("[models.a]\nprovider = \"messages\"\n{url} x\n"),
+            format!("[models.a]\nprovider = \"messages\"\nmax-tokens = {}\n", &url[6..]),
+            format!("models = {}\n", &url[6..]),
+        ] {
+            let error = load(&text).unwrap_err();
+
+            assert!(!error.contains("SECRETPW"), "{text}: {error}");
+        }
+        let error = load(&format!("log = \"info\"\n[models.a] {url}\n")).unwrap_err();
+        assert!(error.contains("line 2"), "{error}");
     }
 
     const MESSAGES: &str = "[models.a]\nprovider = \"messages\"\nurl = \"https://h\"\n";

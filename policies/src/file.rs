@@ -123,6 +123,15 @@ fn access(reader: &mut Reader<'_>, section: &Section<'_>) -> Access {
     };
     let users = list("users", "uid:");
     let groups = list("groups", "gid:");
+    if users.is_none() && groups.is_none() {
+        // Whoever writes the table means to keep somebody out: without a list it admits nobody.
+        reader.error_hint(
+            &section.span,
+            "[access] lists nobody",
+            "write users = [\"NAME\"] or groups = [\"NAME\"], or leave the table out for everyone",
+        );
+        return Access { users: Some(Vec::new()), groups: None };
+    }
     Access { users, groups }
 }
 

@@ -43,6 +43,9 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ("sandbox = 3", "1:1", "is a table, not an integer"),
     ("[egress]\ndeny = []", "2:1", "what is not allowed is denied already"),
     ("[egress]\nallow = 1", "2:1", "is an array of tables, not an integer"),
+    ("[access]", "1:2", "[access] lists nobody"),
+    ("access = {}", "1:1", "write users = [\"NAME\"] or groups"),
+    ("[access]\n# users = [\"alice\"]", "1:2", "[access] lists nobody"),
     ("[access]\nusers = [\"uid:x\"]", "2:10", "a number stands after \"uid:\""),
     // [sandbox]
     ("[sandbox]\nmemory = \"2\"", "2:10", "a number and a unit"),

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::{Answer, BlockKind, Delta, Model, Sink};
 use crate::context::Prompt;
 use crate::log::{Failure, Usage};
+use crate::sys;
 
 /// A script is read whole; it is a handful of turns.
 const SCRIPT_BYTES_MAX: u64 = 4 * 1024 * 1024;
@@ -25,8 +26,6 @@ const SCRIPT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 pub enum ScriptError {
     #[error("cannot read script {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("script {path} is longer than 4 MiB")]
-    TooLong { path: PathBuf },
     #[error("script {path}: {source}")]
     Malformed { path: PathBuf, source: serde_json::Error },
 }
@@ -76,10 +75,8 @@ fn fifty() -> u64 {
 impl Script {
     pub fn load(path: &Path) -> Result<Self, ScriptError> {
         let read = |source| ScriptError::Read { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(read)?.len() > SCRIPT_BYTES_MAX {
-            return Err(ScriptError::TooLong { path: path.to_owned() });
-        }
-        let text = std::fs::read(path).map_err(read)?;
+        let file = sys::file::open_regular(path).map_err(read)?;
+        let text = sys::file::read_bounded(&file, SCRIPT_BYTES_MAX).map_err(read)?;
         serde_json::from_slice(&text)
             .map_err(|source| ScriptError::Malformed { path: path.to_owned(), source })
     }
@@ -173,4 +170,51 @@ fn results_contain(prompt: &Prompt, text: &str) -> bool {
     let results = blocks.iter().filter(|b| b["type"] == "tool_result");
     let mut parts = results.filter_map(|b| b["content"].as_array()).flatten();
     parts.any(|part| part["text"].as_str().is_some_and(|t| t.contains(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_that_is_no_file_or_has_no_end_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, long) = (dir.path().join("pipe"), dir.path().join("long"));
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        std::fs::File::create(&long).unwrap().set_len(SCRIPT_BYTES_MAX + 1).unwrap();
+        for (path, why) in [
+            (Path::new("/dev/zero"), "not a regular file"),
+            (&pipe, "not a regular file"),
+            (dir.path(), "not a regular file"),
+            (&long, "longer than"),
+        ] {
+            let error = Script::load(path).unwrap_err().to_string();
+
+            assert!(error.contains(why), "{}: {error}", path.display());
+        }
+    }
+
+    #[test]
+    fn the_script_in_the_manual_is_one_and_has_every_key() {
+        let manual = include_str!("../../../systemd/man/harnessd.8.md");
+        let example = manual.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("script.json");
+        std::fs::write(&path, example).unwrap();
+
+        let script = Script::load(&path).unwrap();
+
+        assert!(script.turns.len() > 1);
+        // The error for a key that is none lists all that are.
+        let keys = |text| serde_json::from_str::<Script>(text).unwrap_err().to_string();
+        let listed = keys(r#"{"none": 1}"#)
+            + &keys(r#"{"turns": [{"none": 1}]}"#)
+            + &keys(r#"{"turns": [{"tools": [{"none": 1}]}]}"#);
+        let words = listed.split('`').skip(1).step_by(2).filter(|word| *word != "none");
+        for word in words {
+            assert!(manual.contains(&format!("**{word}**")), "{word} is not in harnessd(8)");
+        }
+    }
 }

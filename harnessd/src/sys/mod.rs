@@ -3,4 +3,5 @@
 //! The only place that names `nix` or `landlock`.
 
 pub mod confine;
+pub mod file;
 pub mod lock;
