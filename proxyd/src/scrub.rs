@@ -9,15 +9,18 @@
 //! A value that was cut short is found while more than half of it is there: an upstream that
 //! shortens what it echoes must not give out all but the last byte.
 //!
-//! [`forms`] lists the encodings that are searched, [`automaton`] does the search, [`masker`]
-//! streams plain bodies, [`encoded`] compressed ones.
+//! [`forms`] lists the encodings that are searched, [`automaton`] does the search, [`lens`] also
+//! below escapes and wrapping, [`masker`] streams plain bodies, [`encoded`] compressed ones.
 
 mod automaton;
 mod encoded;
+mod escape;
 mod forms;
+mod lens;
 mod masker;
 mod skip;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +32,7 @@ use crate::vault::Secret;
 use automaton::Automaton;
 use encoded::Encoded;
 pub use forms::forms;
+use lens::Search;
 use masker::Masker;
 
 /// What stands in the place of a found value.
@@ -207,15 +211,14 @@ fn mask_all(patterns: &Patterns, text: &[u8]) -> Option<(Vec<u8>, u64)> {
         return None;
     }
     let mut clean: Option<Vec<u8>> = None;
-    let mut state = Automaton::ROOT;
     let (mut found, mut masked_to) = (0, 0);
-    let mut at = 0;
-    while let Some(end) = patterns.0.next_match(&mut state, text, &mut at) {
-        let start = end - patterns.0.longest(state);
+    for Range { start, end } in Search::new(patterns.0.clone()).push(text) {
+        let at = |number| usize::try_from(number).expect("the text is in memory");
+        let (start, end) = (at(start), at(end));
         if found == 0 || start >= masked_to {
             found += 1;
         }
-        masked_to = end;
+        masked_to = end.max(masked_to);
         clean.get_or_insert_with(|| text.to_vec())[start..end].fill(MASK);
     }
     clean.map(|clean| (clean, found))

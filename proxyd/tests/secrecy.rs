@@ -62,6 +62,9 @@ fn forms() -> Vec<(&'static str, String)> {
         ("HEX", hex(true)),
         ("percent", CANARY.bytes().map(|byte| format!("%{byte:02X}")).collect()),
         ("JSON", serde_json::to_string(CANARY).unwrap()),
+        ("JSON by number", CANARY.bytes().map(|byte| format!("\\u{byte:04x}")).collect()),
+        ("HTML by number", CANARY.bytes().map(|byte| format!("&#{byte};")).collect()),
+        ("percent twice", CANARY.bytes().map(|byte| format!("%25{byte:02x}")).collect()),
     ]
 }
 
@@ -135,6 +138,38 @@ async fn a_compressed_answer_with_the_value_breaks_off_before_it() {
         );
         proxyd.record(|record| record.reason.as_deref().is_some_and(|r| r.contains(coding))).await;
     }
+}
+
+#[tokio::test]
+async fn an_answer_cannot_hide_that_its_body_is_compressed() {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(format!("the value is {CANARY}, so {CANARY}").as_bytes()).unwrap();
+    let body = gzip.finish().unwrap();
+    let head = format!(
+        "Content-Encoding: gzip\r\nConnection: content-encoding\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    let upstream = answering(&head, body, 4096).await;
+
+    let (proxyd, _) = ask(&upstream).await;
+
+    proxyd.record(|record| record.reason.as_deref().is_some_and(|r| r.contains("gzip"))).await;
+}
+
+#[tokio::test]
+async fn base64_in_lines_does_not_come_back() {
+    let long = STANDARD.encode(format!("{}{CANARY} and more", "x".repeat(50)));
+    let (line, rest) = long.split_at(76);
+    let body = format!("{line}\r\n{rest}\r\n");
+    let head = format!("Content-Length: {}\r\n", body.len());
+    let upstream = answering(&head, body.into(), 30).await;
+
+    let (proxyd, answer) = ask(&upstream).await;
+
+    assert!(answer.contains("********"), "{answer}");
+    assert!(!answer.contains(&line[70..]) && !answer.contains(&rest[..8]), "{answer}");
+    let record = proxyd.record(|record| record.scrubbed.is_some()).await;
+    assert_eq!(record.scrubbed, Some(1));
 }
 
 /// The refusal's body and everything in the audit, which say why without saying the value.

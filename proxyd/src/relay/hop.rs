@@ -21,6 +21,9 @@ const NEVER_HOP_BY_HOP: [&str; 8] = [
     "trailer",
 ];
 
+/// What an answer may not declare hop-by-hop besides: its body is searched and read by it.
+const NEVER_HOP_BY_HOP_IN_ANSWERS: [&str; 2] = ["content-encoding", "content-range"];
+
 /// A request asked to strip a field that must stay.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("connection names a field that must not be removed")]
@@ -69,7 +72,8 @@ fn carries_requests(protocol: &[u8]) -> bool {
 pub fn strip_response(headers: &mut Fields) -> Connection {
     let connection = said(headers);
     for name in named(headers) {
-        if !NEVER_HOP_BY_HOP.contains(&name.as_str()) {
+        let kept = NEVER_HOP_BY_HOP.iter().chain(&NEVER_HOP_BY_HOP_IN_ANSWERS);
+        if !kept.into_iter().any(|field| *field == name) {
             headers.remove_all(&name);
         }
     }
@@ -124,6 +128,19 @@ mod tests {
 
         assert!(connection.close);
         assert!(headers == fields(&[("X-End", "2"), ("te", "trailers")]));
+    }
+
+    #[test]
+    fn an_answer_cannot_have_what_its_body_is_read_by_stripped() {
+        for name in ["Content-Encoding", "content-type", "content-length"] {
+            let mut headers = fields(&[("Connection", "x-hop, "), ("Connection", name)]);
+            headers.append(name, Bytes::from_static(b"gzip"));
+            headers.append("x-hop", Bytes::from_static(b"1"));
+
+            strip_response(&mut headers);
+
+            assert!(headers == fields(&[(name, "gzip")]), "{name}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Encoded bytes are held until everything they decode to is known and clear. gzip, deflate and
 //! brotli decoders give out all that their input determines; zstd decodes whole blocks, so there
-//! bytes wait for the end of their block (RFC 8878: at most 128 KiB).
+//! bytes wait for the end of their block (RFC 8878: at most 128 KiB). The encoded bytes are searched
+//! too, for what is beside the data.
 
 use std::io::{Error, Write};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use zeroize::Zeroizing;
 use zstd::stream::raw::{DParameter, Decoder, Operation};
 
 use super::automaton::Automaton;
-use super::{LET_GO_BYTES_MAX, ScrubError};
+use super::{LET_GO_BYTES_MAX, ScrubError, lens};
 
 /// A body may decode to this much, whatever its size.
 const DECODED_BYTES_FREE: u64 = 16 << 20;
@@ -31,7 +32,10 @@ const ZSTD_BLOCK_HEADER_BYTES: usize = 3;
 pub(super) struct Encoded {
     name: &'static str,
     codec: Codec,
-    /// Encoded bytes whose decoded form is not yet known to be clear.
+    /// Goes over the encoded bytes themselves: names, comments and frames to be skipped are no
+    /// part of what they decode to.
+    outside: lens::Search,
+    /// Encoded bytes that are not yet known to be clear.
     held: Vec<Bytes>,
     encoded_bytes: u64,
 }
@@ -53,8 +57,7 @@ struct Zstd {
 
 /// Takes decoded bytes, keeps none.
 struct Search {
-    automaton: Arc<Automaton>,
-    state: u32,
+    search: lens::Search,
     found: bool,
     decoded_bytes: u64,
     decoded_bytes_max: u64,
@@ -64,8 +67,7 @@ impl Encoded {
     /// For the content coding of that name; none when it cannot be decoded here.
     pub(super) fn new(coding: &[u8], automaton: Arc<Automaton>) -> Option<Self> {
         let search = Search {
-            automaton,
-            state: Automaton::ROOT,
+            search: lens::Search::new(automaton.clone()),
             found: false,
             decoded_bytes: 0,
             decoded_bytes_max: DECODED_BYTES_FREE,
@@ -80,12 +82,16 @@ impl Encoded {
             b"zstd" => ("zstd", Codec::Zstd(Box::new(Zstd::new(search)?))),
             _ => return None,
         };
-        Some(Self { name, codec, held: Vec::new(), encoded_bytes: 0 })
+        let outside = lens::Search::new(automaton);
+        Some(Self { name, codec, outside, held: Vec::new(), encoded_bytes: 0 })
     }
 
     pub(super) fn push(&mut self, chunk: Bytes) -> Result<Vec<Bytes>, ScrubError> {
         if chunk.is_empty() {
             return Ok(Vec::new());
+        }
+        if !self.outside.push(&chunk).is_empty() {
+            return Err(ScrubError::Found(self.name));
         }
         self.encoded_bytes += chunk.len() as u64;
         let allowed = self.encoded_bytes.saturating_mul(DECODED_RATIO_MAX);
@@ -120,7 +126,7 @@ impl Encoded {
             Codec::Brotli(decoder) => (true, decoder.get_ref()),
             Codec::Zstd(zstd) => (zstd.at_block_end(), &zstd.search),
         };
-        let live = search.automaton.live(search.state);
+        let live = search.search.live().max(self.outside.live());
         !self.held.is_empty() && whole && live <= LET_GO_BYTES_MAX
     }
 
@@ -154,8 +160,7 @@ impl Encoded {
             Codec::Zstd(zstd) => zstd.at_block_end(),
             _ => true,
         };
-        let search = self.search();
-        whole && search.automaton.live(search.state) == 0
+        whole && self.outside.live() == 0 && self.search().search.live() == 0
     }
 }
 
@@ -199,8 +204,7 @@ impl Write for Search {
         if self.decoded_bytes > self.decoded_bytes_max {
             return Err(Error::other("expands too far"));
         }
-        let mut at = 0;
-        if self.automaton.next_match(&mut self.state, decoded, &mut at).is_some() {
+        if !self.search.push(decoded).is_empty() {
             self.found = true;
             return Err(Error::other("holds a value"));
         }
@@ -349,11 +353,55 @@ mod tests {
         let at = body.windows(CANARY.len()).position(|w| w == CANARY.as_bytes()).unwrap();
         let mut scrubber = scrubber("zstd");
 
-        let first = scrubber.push(Bytes::copy_from_slice(&body[..at + CANARY.len()])).unwrap();
-        let second = scrubber.push(Bytes::copy_from_slice(&body[at + CANARY.len()..]));
+        let first = scrubber.push(Bytes::copy_from_slice(&body[..at + 4])).unwrap();
+        let second = scrubber.push(Bytes::copy_from_slice(&body[at + 4..]));
 
         assert!(first.is_empty());
         assert_eq!(second, Err(ScrubError::Found("zstd")));
+    }
+
+    #[test]
+    fn a_value_beside_the_data_ends_the_body_and_does_not_get_out() {
+        let named_gzip = |field: fn(flate2::GzBuilder, &str) -> flate2::GzBuilder| {
+            let builder = field(flate2::GzBuilder::new(), CANARY);
+            let mut encoder = builder.write(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(b"nothing").unwrap();
+            encoder.finish().unwrap()
+        };
+        let length = u32::try_from(CANARY.len()).unwrap();
+        let skippable = [&[0x50, 0x2a, 0x4d, 0x18][..], &length.to_le_bytes(), CANARY.as_bytes()];
+        let zstd = [skippable.concat(), compress("zstd", b"nothing")].concat();
+        // WBITS 16; a metablock without data, with one byte of length; then the last, empty one.
+        let size = u8::try_from(CANARY.len() - 1).unwrap();
+        let brotli = [&[0b0010_1100, size << 2, size >> 6][..], CANARY.as_bytes(), &[3]].concat();
+        for (coding, body) in [
+            ("gzip", named_gzip(|gzip, name| gzip.filename(name))),
+            ("gzip", named_gzip(|gzip, name| gzip.comment(name))),
+            ("gzip", named_gzip(|gzip, name| gzip.extra(name))),
+            ("gzip", CANARY.as_bytes()[..9].to_vec()),
+            ("zstd", zstd),
+            ("br", brotli),
+        ] {
+            let needle = &CANARY.as_bytes()[..9];
+            let patterns =
+                Patterns::new(&forms(if body.len() < 10 { needle } else { CANARY.as_bytes() }));
+            for size in [1, 5, body.len()] {
+                let mut scrubber = BodyScrubber::new(&patterns, Some(coding.as_bytes())).unwrap();
+                let mut out = Vec::new();
+                let mut ended = Ok(());
+                for piece in body.chunks(size) {
+                    match scrubber.push(Bytes::copy_from_slice(piece)) {
+                        Ok(parts) => out.extend(parts.concat()),
+                        Err(error) => {
+                            ended = Err(error);
+                            break;
+                        }
+                    }
+                }
+                assert_eq!(ended, Err(ScrubError::Found(named(coding))), "{coding} by {size}");
+                assert!(!out.windows(4).any(|w| CANARY.as_bytes().starts_with(w)), "{coding}");
+            }
+        }
     }
 
     #[test]

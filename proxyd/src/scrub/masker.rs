@@ -1,28 +1,31 @@
 //! Masks values in one plain stream, at equal length, holding back only an open match.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use zeroize::Zeroizing;
 
 use super::automaton::Automaton;
+use super::lens::Search;
 use super::{LET_GO_BYTES_MAX, MASK};
 
 /// One stream's position in the search.
 pub(super) struct Masker {
-    automaton: Arc<Automaton>,
-    state: u32,
+    search: Search,
     /// The last bytes that came, while they may still be the beginning of a value.
     held: Zeroizing<Vec<u8>>,
-    /// Bytes since the last mask ended, to tell a new value from one that overlaps it.
-    since_mask: Option<usize>,
+    /// How many bytes came.
+    taken: u64,
+    /// Where the last mask ended, to tell a new value from one that overlaps it.
+    masked_to: u64,
     found: u64,
 }
 
 impl Masker {
     pub(super) fn new(automaton: Arc<Automaton>) -> Self {
         let held = Zeroizing::new(Vec::new());
-        Self { automaton, state: Automaton::ROOT, held, since_mask: None, found: 0 }
+        Self { search: Search::new(automaton), held, taken: 0, masked_to: 0, found: 0 }
     }
 
     pub(super) fn found(&self) -> u64 {
@@ -33,32 +36,32 @@ impl Masker {
     /// goes on as it is, uncopied.
     pub(super) fn push(&mut self, chunk: Bytes) -> Vec<Bytes> {
         let mut masked: Option<Vec<u8>> = None;
-        let (mut at, mut last_end) = (0, 0);
-        while let Some(end) = self.automaton.next_match(&mut self.state, &chunk, &mut at) {
-            let length = self.automaton.longest(self.state);
-            let gap = self.since_mask.map(|since| since + (end - last_end));
-            if gap.is_none_or(|gap| gap >= length) {
+        let first = self.taken;
+        let first_held = first - self.held.len() as u64;
+        for Range { start, end } in self.search.push(&chunk) {
+            if self.found == 0 || start >= self.masked_to {
                 self.found += 1;
             }
-            (self.since_mask, last_end) = (Some(0), end);
-            let in_chunk = length.min(end);
-            masked.get_or_insert_with(|| chunk.to_vec())[end - in_chunk..end].fill(MASK);
-            // The match began in an earlier chunk: its beginning is still held, because it was
-            // live until now.
-            let from = self.held.len().saturating_sub(length - in_chunk);
-            self.held[from..].fill(MASK);
+            self.masked_to = self.masked_to.max(end);
+            // A match that began in an earlier chunk has its beginning among what is held, but for
+            // what was let go in a lull.
+            let held = place(start, first_held, &self.held)..place(end, first_held, &self.held);
+            self.held[held].fill(MASK);
+            let fresh = place(start, first, &chunk)..place(end, first, &chunk);
+            masked.get_or_insert_with(|| chunk.to_vec())[fresh].fill(MASK);
         }
-        self.since_mask = self.since_mask.map(|since| since + (chunk.len() - last_end));
+        self.taken += chunk.len() as u64;
         let chunk = masked.map_or(chunk, Bytes::from);
         self.release(chunk)
     }
 
     fn release(&mut self, chunk: Bytes) -> Vec<Bytes> {
-        let live = self.automaton.live(self.state);
+        let open = usize::try_from(self.taken - self.search.open_from())
+            .expect("what is open was in memory");
         let mut out = Vec::with_capacity(2);
-        if live >= chunk.len() {
+        if open >= chunk.len() {
             // Everything new stays, with the end of what was held.
-            let free = self.held.len() - (live - chunk.len()).min(self.held.len());
+            let free = self.held.len() - (open - chunk.len()).min(self.held.len());
             if free > 0 {
                 out.push(Bytes::copy_from_slice(&self.held[..free]));
             }
@@ -68,7 +71,7 @@ impl Masker {
         if !self.held.is_empty() {
             out.push(Bytes::copy_from_slice(&self.held));
         }
-        let free = chunk.len() - live;
+        let free = chunk.len() - open;
         out.push(chunk.slice(..free));
         self.keep_from(self.held.len(), &chunk[free..]);
         out
@@ -85,7 +88,7 @@ impl Masker {
 
     /// Whether what is held is little enough to be let go when nothing follows.
     pub(super) fn waits(&self) -> bool {
-        !self.held.is_empty() && self.automaton.live(self.state) <= LET_GO_BYTES_MAX
+        !self.held.is_empty() && self.search.live() <= LET_GO_BYTES_MAX
     }
 
     /// Lets go what is held although a value may still follow, all but the little of which would
@@ -104,6 +107,11 @@ impl Masker {
             false => vec![Bytes::copy_from_slice(&self.held)],
         }
     }
+}
+
+/// The index in `bytes`, the first of which has the number `first`, of the byte of that number.
+fn place(number: u64, first: u64, bytes: &[u8]) -> usize {
+    usize::try_from(number.saturating_sub(first)).unwrap_or(usize::MAX).min(bytes.len())
 }
 
 #[cfg(test)]
