@@ -7,6 +7,7 @@ pub mod flow;
 pub mod names;
 pub mod notes;
 pub mod serve;
+pub mod share;
 pub mod tokens;
 
 use std::collections::HashMap;
@@ -27,15 +28,13 @@ use crate::policy::Generation;
 use flow::Flows;
 use names::Names;
 use notes::Notes;
+use share::{Share, Shares};
 use tokens::{Hash, Tokens};
 
 /// Leases at once. One host does not run more sandboxes than this.
 const LEASES_MAX: usize = 16 * 1024;
 /// Refused lookups of one lease that the audit shows.
 const REFUSALS_SHOWN: u32 = 256;
-/// Connections of one lease at once; more wait in its listener's backlog, so that one sandbox
-/// cannot use up the descriptors of all.
-const CONNECTIONS_MAX: usize = 1024;
 /// Calls that one lease may have running at once, as its holder says.
 const CALLS_MAX: usize = 64;
 
@@ -53,8 +52,12 @@ pub struct Lease {
     pub names: Names,
     pub flows: Flows,
     pub notes: Notes,
-    /// Room for connections.
+    /// Room for connections; more wait in the listener's backlog.
     pub room: Arc<Semaphore>,
+    /// Its share of requests under way.
+    pub requests: Share,
+    /// Its share of memory for bodies that are held back.
+    pub held: Share,
     /// Cancelled when the lease ends: everything under it ends then.
     pub end: CancellationToken,
     /// When it ends by itself.
@@ -70,7 +73,14 @@ pub struct Lease {
 }
 
 impl Lease {
-    fn new(open: Open, terms: &Terms, names: Names, end: CancellationToken) -> Self {
+    fn new(
+        open: Open,
+        terms: &Terms,
+        names: Names,
+        shares: &Shares,
+        end: CancellationToken,
+    ) -> Self {
+        let harness = open.holder == Holder::Harness && open.session.is_none();
         let ttl = terms.ttl_seconds.map(Duration::from_secs);
         Self {
             expires: ttl.and_then(|ttl| Instant::now().checked_add(ttl)),
@@ -86,7 +96,9 @@ impl Lease {
             names,
             flows: Flows::default(),
             notes: Notes::default(),
-            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            room: Arc::new(Semaphore::new(shares.connections)),
+            requests: shares.requests(harness),
+            held: shares.held(),
             end,
             calls: Mutex::new(Vec::new()),
             refusals: AtomicU32::new(0),
@@ -210,6 +222,7 @@ pub enum EnterError {
 /// All leases.
 pub struct Leases {
     dir: PathBuf,
+    shares: Shares,
     table: Mutex<Table>,
 }
 
@@ -234,7 +247,7 @@ impl Leases {
                 table.graced.insert(id, until);
             }
         }
-        Ok(Self { dir: dir.to_owned(), table: Mutex::new(table) })
+        Ok(Self { dir: dir.to_owned(), shares: Shares::here(), table: Mutex::new(table) })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -257,7 +270,7 @@ impl Leases {
         let stamp = format!("{} {}", open.owner, open.environment);
         match Names::open(&self.dir.join(id.as_str()), &stamp) {
             Ok(names) => {
-                let lease = Arc::new(Lease::new(open, terms, names, end));
+                let lease = Arc::new(Lease::new(open, terms, names, &self.shares, end));
                 let mut table = self.table();
                 table.live.insert(id.clone(), Some(Arc::clone(&lease)));
                 if let Some(token) = token {

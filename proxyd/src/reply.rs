@@ -13,6 +13,7 @@ use policies::{Denial, DenialCode};
 use crate::audit::AuditError;
 use crate::head::ResponseHead;
 use crate::inject::InjectError;
+use crate::lease::share::Exhausted;
 use crate::relay::answer::AnswerError;
 use crate::relay::body::WriteError;
 use crate::relay::exchange::ExchangeError;
@@ -23,6 +24,13 @@ use form::Form;
 
 /// Longest reason phrase: some clients read a status line into a small buffer.
 const REASON_BYTES_MAX: usize = 200;
+
+/// Codes of refusals that another try may not meet, soon after.
+pub const LEASE_BUSY: &str = "lease_busy";
+pub const BODIES_BUSY: &str = "bodies_busy";
+pub const BUSY_HINT: &str = "send it again when others have ended";
+/// When a client may try again, as `Retry-After` says it.
+const RETRY_SECONDS: &[u8] = b"1";
 
 /// Why a request is not answered by its upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +94,12 @@ impl From<Denial> for Refusal {
             hint: denial.hint,
             denied: true,
         }
+    }
+}
+
+impl From<Exhausted> for Refusal {
+    fn from(error: Exhausted) -> Self {
+        Self::failed(503, LEASE_BUSY, error.to_string()).with_hint(BUSY_HINT)
     }
 }
 
@@ -182,6 +196,9 @@ fn print(
     headers.append("x-cleanhands-request", Bytes::copy_from_slice(request.as_str().as_bytes()));
     headers.append("content-length", body.len().to_string().into());
     headers.append("cache-control", Bytes::from_static(b"no-store"));
+    if [LEASE_BUSY, BODIES_BUSY].contains(&refusal.code) {
+        headers.append("retry-after", Bytes::from_static(RETRY_SECONDS));
+    }
     if refusal.status == 407 {
         // Some clients send their credentials only after being asked (RFC 9110 section 15.5.8).
         headers.append("proxy-authenticate", Bytes::from_static(b"Basic realm=\"cleanhands\""));

@@ -206,3 +206,73 @@ async fn a_placeholder_in_a_body_in_chunks_gives_way_to_the_value_and_its_length
     let _ = timely(stream.read_to_end(&mut rest)).await;
     assert!(scene.seen.lock().unwrap().is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_held_back_at_once_have_a_bound_and_what_ends_makes_room_for_others() {
+    const MIB: usize = 1 << 20;
+    let scene = Scene::start().await;
+    let to = |host: &str, field: &str| {
+        let kind = "Content-Type: text/plain\r\nExpect: 100-continue";
+        let signed = match host {
+            "aws.test" => format!("\r\nAuthorization: {}", scene.signed("sts")),
+            _ => String::new(),
+        };
+        format!("POST / HTTP/1.1\r\nHost: {host}\r\n{kind}\r\n{field}{signed}\r\n\r\n")
+    };
+    let announced = format!("Content-Length: {}", 10 * MIB);
+    let in_chunks = "Transfer-Encoding: chunked".to_owned();
+    let mut held = Vec::new();
+    for host in ["body.test", "aws.test", "body.test"] {
+        let mut stream = scene.lease.h1(host).await;
+        stream.write_all(to(host, &announced).as_bytes()).await.unwrap();
+        let leave = timely(support::head(&mut stream)).await;
+        assert!(leave.starts_with("HTTP/1.1 100 "), "{leave}");
+        held.push(stream);
+    }
+
+    // 2 MiB are left: no body may be held back that is longer, whether it says so or not.
+    for host in ["body.test", "aws.test"] {
+        let mut stream = scene.lease.h1(host).await;
+        stream.write_all(to(host, &announced).as_bytes()).await.unwrap();
+        let (answer, _) = timely(response(&mut stream)).await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert_eq!(field(&answer, "retry-after"), Some("1"));
+        assert_eq!(field(&answer, "x-cleanhands-failure"), Some("bodies_busy"));
+    }
+    let chunk = [b"300000\r\n".to_vec(), vec![b'a'; 3 * MIB], b"\r\n0\r\n\r\n".to_vec()].concat();
+    let answer = in_pieces(&scene.lease, &to("body.test", &in_chunks), &chunk).await;
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    let busy = |record: &ipc::vault::AuditRecord| {
+        record.reason.as_deref().is_some_and(|reason| reason.starts_with("bodies_busy: "))
+    };
+    for host in ["body.test", "aws.test"] {
+        scene.proxyd.record(|record| busy(record) && record.host.as_deref() == Some(host)).await;
+    }
+    assert!(scene.seen.lock().unwrap().is_empty());
+
+    // Another lease has its own share; and what broke off is given back.
+    let other = scene.proxyd.lease().await;
+    let answer = in_pieces(&other, &to("body.test", &in_chunks), &chunk).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    drop(held);
+    until("there is room again", || async {
+        let answer = in_pieces(&scene.lease, &to("body.test", &in_chunks), &chunk).await;
+        answer.starts_with("HTTP/1.1 200 ")
+    })
+    .await;
+    let (_, body) = scene.seen.lock().unwrap().pop().unwrap();
+    assert_eq!(body.len(), 3 * MIB);
+}
+
+/// Sends a body after leave was given, as far as it is taken; gives the head of the answer.
+async fn in_pieces(lease: &Lease, head: &str, body: &[u8]) -> String {
+    let mut stream = lease.h1("body.test").await;
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let leave = timely(support::head(&mut stream)).await;
+    assert!(leave.starts_with("HTTP/1.1 100 "), "{leave}");
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    // Whoever refuses reads no further.
+    let sending = async { drop(writer.write_all(body).await) };
+    let (answer, ()) = timely(async { tokio::join!(response(&mut reader), sending) }).await;
+    answer.0
+}

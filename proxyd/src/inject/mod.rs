@@ -24,14 +24,17 @@ mod slot;
 mod stray;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use ipc::id::LeaseId;
 use policies::{Credential, Inject, Permit, Place, Policy, Scheme, When};
 
 use crate::head::RequestHead;
+use crate::lease::share::{Exhausted, Share};
 use crate::relay::body::BodyIn;
 use crate::relay::h1::framing::Framing;
+use crate::reply;
 use crate::scrub::Patterns;
 use crate::vault::{Rendered, Secret, Vault, VaultError};
 pub use body::Payload;
@@ -87,6 +90,9 @@ pub enum InjectError {
              {credential:?} lets be held back"
     )]
     TooLong { credential: String, bytes_max: usize },
+    /// Too much is held back already.
+    #[error("the body would have to be held back: {0}")]
+    Busy(#[from] Exhausted),
     /// The client broke its body off.
     #[error("the body broke off: {0}")]
     Body(String),
@@ -104,7 +110,7 @@ impl InjectError {
             Self::TooLong { .. } => 413,
             Self::Body(_) => 400,
             Self::Missing { .. } | Self::Value { .. } | Self::NeedsLogin { .. } => 502,
-            Self::Vault(_) => 503,
+            Self::Busy(_) | Self::Vault(_) => 503,
         }
     }
 
@@ -120,6 +126,7 @@ impl InjectError {
             Self::Unsigned { .. } => "signature_refused",
             Self::TooLong { .. } => "body_too_long",
             Self::Body(_) => "request_broken",
+            Self::Busy(_) => reply::BODIES_BUSY,
             Self::Vault(VaultError::Unavailable(_)) => "secret_unavailable",
             Self::Vault(_) => "vault_unavailable",
         }
@@ -144,6 +151,7 @@ impl InjectError {
             Self::Unsigned { .. } => {
                 Some("sign with the keys that this sandbox's environment holds".into())
             }
+            Self::Busy(_) => Some(reply::BUSY_HINT.into()),
             Self::Refused { .. }
             | Self::Value { .. }
             | Self::TooLong { .. }
@@ -232,6 +240,7 @@ pub async fn inject_again(
     vault: &Vault,
     head: &mut RequestHead,
     refused: u64,
+    room: &Share,
 ) -> Result<Injected, InjectError> {
     let Some(credential) = permit.credential() else { return Ok(Injected::default()) };
     let rendered = vault
@@ -240,7 +249,9 @@ pub async fn inject_again(
         .map_err(|error| InjectError::of_vault(error, credential))?;
     slot::clear(&credential.inject, head);
     let (mut body, mut framing) = (BodyIn::Empty, Framing::None);
-    let mut payload = Payload { body: &mut body, framing: &mut framing, responder: None };
+    // A request that can be sent again has no body: nothing is held back, and nothing waits.
+    let (body, framing, idle) = (&mut body, &mut framing, Duration::ZERO);
+    let mut payload = Payload { body, framing, responder: None, room, idle };
     put(credential, head, &mut payload, &[], &rendered)?;
     refuse_stray_placeholder(head)?;
     Ok(Injected::of(credential, &rendered))
@@ -288,9 +299,11 @@ fn put(
                 placeholder::replace(head, own, value, places).map_err(unusable)?;
                 if places.contains(&Place::Body) {
                     let kind = head.headers.first("content-type").map(|kind| &kind[..]);
+                    let most = placeholder::in_body_max(payload.held(), own, value);
+                    let room = payload.room_for(&credential.name, most)?;
                     let body = placeholder::in_body(payload.held(), kind, own, value);
                     if let Some(body) = body.map_err(unusable)? {
-                        payload.replace(head, body);
+                        payload.replace(head, body, room);
                     }
                 }
             }

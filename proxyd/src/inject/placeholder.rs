@@ -80,6 +80,12 @@ pub(super) fn in_body(
     }
 }
 
+/// The greatest length that [`in_body`] can come to. A byte takes six at most, as JSON writes it.
+pub(super) fn in_body_max(body: &[u8], own: &str, value: &[u8]) -> usize {
+    let found = starts(body, own).count();
+    body.len().saturating_add(found.saturating_mul(value.len()).saturating_mul(6))
+}
+
 fn in_headers(head: &mut RequestHead, own: &str, value: &[u8]) -> Result<(), &'static str> {
     for (_, text) in head.headers.iter_mut() {
         if let Some(replaced) = replaced(text, own, value) {

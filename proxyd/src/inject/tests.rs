@@ -3,6 +3,7 @@
 use policies::{Decision, EgressRequest, Host};
 
 use super::*;
+use crate::lease::share::Shares;
 use crate::vault::tests::{CANARY, in_process, policy};
 
 const POLICY: &str = r#"
@@ -170,7 +171,9 @@ impl Scene {
         body: &mut BodyIn<'_>,
         framing: &mut Framing,
     ) -> Result<(Vec<String>, Injected), InjectError> {
-        let mut payload = Payload { body, framing, responder: None };
+        let room = Shares::here().held();
+        let idle = std::time::Duration::from_secs(600);
+        let mut payload = Payload { body, framing, responder: None, room: &room, idle };
         let injected = inject(permit, &self.vault, &self.context, head, &mut payload).await?;
         Ok((lines(head), injected))
     }
@@ -340,6 +343,10 @@ async fn what_the_sandbox_put_into_the_slot_decides_where_the_policy_says_so() {
     assert_eq!(error.code(), "placeholder_stray");
 }
 
+fn held(sent: impl Into<bytes::Bytes>) -> BodyIn<'static> {
+    BodyIn::Held { body: Some(sent.into()), sent: Box::new(BodyIn::Empty) }
+}
+
 #[tokio::test]
 async fn a_placeholder_in_a_body_gives_way_to_the_value_as_its_kind_demands() {
     let scene = Scene::new(Some("SECRET\"CANARY&1")).await;
@@ -351,7 +358,7 @@ async fn a_placeholder_in_a_body_gives_way_to_the_value_as_its_kind_demands() {
         ("application/json; charset=utf-8", "{}".into(), "{}"),
     ] {
         let mut head = head("/", &[("content-type", kind), ("transfer-encoding", "chunked")]);
-        let mut body = BodyIn::Held(Some(sent.into()));
+        let mut body = held(sent);
         let mut framing = Framing::Chunked;
 
         let (lines, _) =
@@ -367,7 +374,7 @@ async fn a_placeholder_in_a_body_gives_way_to_the_value_as_its_kind_demands() {
         ("application/octet-stream", own, "credential_unusable"),
     ] {
         let mut head = head("/", &[("content-type", kind)]);
-        let (mut body, mut framing) = (BodyIn::Held(Some(sent.into())), Framing::Chunked);
+        let (mut body, mut framing) = (held(sent), Framing::Chunked);
         let outcome = scene.inject_with(&permit, &mut head, &mut body, &mut framing).await;
         assert_eq!(outcome.err().unwrap().code(), code);
     }

@@ -39,6 +39,13 @@ pub fn raise_descriptors() {
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
 }
 
+/// How many descriptors this process may have.
+pub fn descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    // Where there is no limit, the limits of each lease are the ones that count.
+    limit.current.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
 /// Confines the calling thread, and all threads it starts later, to these files. `read` and
 /// `write` are directories or files; those that do not exist are left out.
 pub fn confine_files(read: &[PathBuf], write: &[PathBuf]) -> Result<(), ConfineError> {

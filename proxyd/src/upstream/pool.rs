@@ -13,6 +13,7 @@ use policies::{Host, Scheme};
 use super::dial::Endpoint;
 use super::way::Way;
 use crate::relay::h1::client::Connection;
+use crate::sys::process;
 
 /// How long an idle connection is kept: below the 15 s after which some upstreams close theirs.
 pub const IDLE: Duration = Duration::from_secs(10);
@@ -21,6 +22,8 @@ const IDLE_FRESH: Duration = Duration::from_secs(1);
 /// Idle connections of one key, and of all.
 const KEY_CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_MAX: usize = 1024;
+/// The part of all descriptors that idle connections may have.
+const DESCRIPTORS_PART: usize = 8;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -42,10 +45,17 @@ struct Idle {
     since: Instant,
 }
 
-#[derive(Default)]
 struct Kept {
     idle: HashMap<Key, Vec<Idle>>,
     count: usize,
+    count_max: usize,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        let count_max = CONNECTIONS_MAX.min(process::descriptors() / DESCRIPTORS_PART);
+        Self { idle: HashMap::new(), count: 0, count_max }
+    }
 }
 
 /// Kept connections. Clones share them.
@@ -80,7 +90,7 @@ impl Pool {
             return;
         }
         let mut kept = self.kept();
-        if kept.count >= CONNECTIONS_MAX {
+        if kept.count >= kept.count_max {
             return;
         }
         let list = kept.idle.entry(key).or_default();
