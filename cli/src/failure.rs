@@ -9,6 +9,8 @@ use ipc::fault::{Code, Fault};
 
 /// It failed at run time.
 pub const RUNTIME: u8 = 1;
+/// Wrong arguments.
+pub const USAGE: u8 = 2;
 /// This host lacks what sandboxes need.
 pub const HOST: u8 = 77;
 /// A configuration or policy file is wrong.

@@ -53,7 +53,14 @@ fn main() -> ExitCode {
         "harnessd" => return harnessd::main(&["harnessd"], words.split_off(1)),
         _ => {}
     }
-    let args = Args::parse_from(std::iter::once("cleanhands".into()).chain(words));
+    let line = std::iter::once("cleanhands".into()).chain(words.iter().cloned());
+    let args = match Args::try_parse_from(line) {
+        Ok(args) => args,
+        Err(error) if error.use_stderr() && words.iter().any(|word| word == "secret") => {
+            return secret::misused(&error);
+        }
+        Err(error) => error.exit(),
+    };
     let json = args.global.json;
     // One thread: what this program starts dies with the thread that started it (PR_SET_PDEATHSIG).
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -15,9 +15,23 @@ use zeroize::Zeroizing;
 
 use crate::api::segment;
 use crate::args::{Global, Secret};
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::{Failure, INTERRUPTED, USAGE};
 use crate::place;
 use crate::term;
+
+/// Says how the subcommand is used, and nothing of what was typed: that may be the value.
+pub fn misused(error: &clap::Error) -> ExitCode {
+    let usage = error.get(clap::error::ContextKind::Usage).map(ToString::to_string);
+    let usage = usage.unwrap_or_else(|| "Usage: cleanhands secret <COMMAND>".to_owned());
+    let text = format!(
+        "error: wrong arguments; they are not shown, as one may be a secret\n\
+         a value is never an argument: cleanhands secret set NAME < FILE\n\n\
+         {usage}\n\nFor more information, try '--help'."
+    );
+    // Nobody reads standard error: the exit status still tells.
+    let _ = writeln!(std::io::stderr(), "{text}");
+    ExitCode::from(USAGE)
+}
 
 pub async fn secret(global: &Global, what: Secret) -> Result<ExitCode, Failure> {
     let proxyd = Client::new(place::layout(global).proxyd());

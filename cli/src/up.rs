@@ -58,7 +58,7 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
         })?;
     }
     nobody_serves(&layout).await?;
-    let loopback = options.port.map(loopback).transpose()?;
+    let (loopback, port) = options.port.map(loopback).transpose()?.unzip();
     let launch = Launch { layout, log: options.log, loopback };
     let mut stop = Stop::watch()?;
     let mut running = Vec::new();
@@ -66,7 +66,7 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
         () = stop.asked() => Ok(ExitCode::SUCCESS),
         outcome = serve(&launch, &mut running, || {
             let names: Vec<&str> = policies.names().collect();
-            announce(&launch.layout, &names, options.port);
+            announce(&launch.layout, &names, port);
         }) => outcome,
     };
     for one in running.iter_mut().rev() {
@@ -103,11 +103,13 @@ async fn nobody_serves(layout: &Layout) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Binds the loopback port here, so that harnessd itself never opens a network socket.
-fn loopback(port: u16) -> Result<OwnedFd, Failure> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-        .map_err(|error| Failure::new(format!("cannot listen on 127.0.0.1:{port}: {error}")))?;
-    Ok(listener.into())
+/// Binds the loopback port here, so that harnessd itself never opens a network socket. Gives the
+/// port too: for 0 the system has chosen one.
+fn loopback(port: u16) -> Result<(OwnedFd, u16), Failure> {
+    let failed = |error| Failure::new(format!("cannot listen on 127.0.0.1:{port}: {error}"));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?.port();
+    Ok((listener.into(), bound))
 }
 
 /// Starts all, then starts again what dies. Comes back only when nothing more can be done.
@@ -249,6 +251,16 @@ fn say(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_port_that_the_system_chose_is_the_one_that_is_announced() {
+        let (socket, port) = loopback(0).unwrap_or_else(|failure| panic!("{}", failure.text));
+
+        assert_ne!(port, 0);
+        assert_eq!(TcpListener::from(socket).local_addr().unwrap().port(), port);
+        let (_, announced) = Some(0).map(loopback).transpose().ok().flatten().unzip();
+        assert!(announced.is_some_and(|port| port != 0), "{announced:?}");
+    }
 
     #[test]
     fn a_daemon_that_keeps_dying_is_not_started_for_ever() {

@@ -86,6 +86,32 @@ fn an_empty_secret_is_refused_before_anybody_is_asked() {
 }
 
 #[test]
+fn no_wrong_use_of_secret_repeats_an_argument() {
+    for args in [
+        &["secret", "set", "s1", "SECRETARG"][..],
+        &["secret", "set", "s1", "--value", "SECRETARG"],
+        &["secret", "set", "s1", "--value=SECRETARG"],
+        &["secret", "set", "s1", "--SECRETARG"],
+        &["secret", "SECRETARG"],
+        &["secret", "rotate", "SECRETARG"],
+        &["secret", "remove", "s1", "SECRETARG"],
+        &["--runtime-dir", "/nonexistent", "secret", "set", "s1", "SECRETARG"],
+        &["--json", "secret", "set", "s1", "SECRETARG"],
+        &["s1", "secret", "set", "SECRETARG"],
+    ] {
+        let output = cleanhands(args);
+
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
+        assert!(!errors.contains("SECRETARG"), "{args:?}: {errors}");
+        assert!(errors.contains("Usage:") && errors.contains("secret set NAME < FILE"), "{errors}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    let help = cleanhands(&["secret", "set", "--help"]);
+    assert!(help.status.success() && text(&help.stdout).contains("NAME"), "help is no wrong use");
+}
+
+#[test]
 fn policy_check_shows_the_place_of_a_mistake_and_accepts_a_good_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
