@@ -27,31 +27,33 @@ const LINGER_BYTES_MAX: usize = 1024 * 1024;
 /// Serves HTTP/1.1 until the connection ends.
 pub async fn serve_h1(scene: &Scene, stream: Stream) {
     let mut connection = Connection::new(stream);
-    let clean = loop {
+    loop {
         let incoming = match connection.next().await {
             Ok(incoming) => incoming,
             Err(error) => {
                 refuse_head(scene, &mut connection, &error).await;
-                break true;
+                break;
             }
         };
         match one(scene, &mut connection, incoming).await {
             After::Next => {}
-            After::Close => break true,
-            After::Broken => break false,
+            After::Close => break,
+            // An answer that broke off must not look whole: then the connection just goes.
+            After::Broken => return,
+            After::Cut => return connection.reset(),
         }
-    };
-    // An answer that broke off must not look whole: then the connection just goes.
-    if clean {
-        connection.close().await;
     }
+    connection.close().await;
 }
 
 /// What a request left of its connection.
 pub enum After {
     Next,
     Close,
+    /// The last answer is not whole, as its framing shows.
     Broken,
+    /// The same where nothing but the way in which the connection ends can show it.
+    Cut,
 }
 
 async fn one(scene: &Scene, connection: &mut Connection, mut incoming: Incoming) -> After {
@@ -87,7 +89,9 @@ pub async fn pass(
     };
     let asked = request::answer(scene, asked).await;
     let Responder::H1(reply) = &asked.responder else { return After::Broken };
-    let after = if !reply.is_whole() {
+    let after = if reply.needs_reset() {
+        After::Cut
+    } else if !reply.is_whole() {
         After::Broken
     } else if reply.stays_open() && asked.body.is_done() {
         After::Next

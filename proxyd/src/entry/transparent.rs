@@ -135,10 +135,18 @@ impl Incoming {
         }
     }
 
-    fn reset(self) {
-        if let Self::Tcp(stream) = self {
-            reset(stream);
+    /// Has the connection reset when it is dropped, or ended in order again.
+    fn reset_on_close(&self, resets: bool) {
+        match (self, resets) {
+            (Self::Tcp(stream), true) => interfaces::reset_on_close(stream),
+            (Self::Tcp(stream), false) => interfaces::close_in_order(stream),
+            (Self::Tunnel(stream), true) => stream.reset_on_close(),
+            (Self::Tunnel(stream), false) => stream.close_in_order(),
         }
+    }
+
+    fn reset(self) {
+        self.reset_on_close(true);
     }
 }
 
@@ -352,9 +360,16 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
         flow.dialled(address.ip(), target.daemon.upstreams.is_own(address));
     }
     let idle = target.daemon.idle.tunnel;
+    // Half a stream must not look like a whole one, to either side, whatever ends it.
+    incoming.reset_on_close(true);
+    upstream.stream.reset_on_close(true);
     let refusal = tokio::select! {
         passed = pass(&mut incoming, &mut upstream.stream, &outcome.tally, idle) => match passed {
-            Ok(()) => return outcome.done(),
+            Ok(()) => {
+                incoming.reset_on_close(false);
+                upstream.stream.reset_on_close(false);
+                return outcome.done();
+            }
             Err(error @ TunnelError::Idle(_)) => {
                 Refusal::failed(504, "tunnel_silent", error.to_string())
             }
@@ -366,11 +381,6 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
         }
     };
     outcome.refused(&refusal);
-    // Half a stream must not look like a whole one, to either side.
-    if let RawStream::Tcp(upstream) = upstream.stream {
-        reset(upstream);
-    }
-    incoming.reset();
 }
 
 async fn pass(

@@ -6,6 +6,7 @@ use std::future::{pending, poll_fn};
 use bytes::Bytes;
 
 use super::h1;
+use super::h1::wire::End;
 use super::h2::{convert, describe};
 use crate::head::Fields;
 use crate::inject::chunks::Chunks;
@@ -79,7 +80,11 @@ pub enum BodyIn<'a> {
         held: usize,
     },
     /// A body that was held back until it was whole.
-    Held(Option<Bytes>),
+    Held {
+        body: Option<Bytes>,
+        /// Where it came from, read to its end.
+        sent: Box<BodyIn<'a>>,
+    },
     /// A body whose chunks are signed again as they pass.
     Signed(Box<Signed<'a>>),
     /// A stream whose content belongs to another protocol, once the upstream has switched.
@@ -100,14 +105,14 @@ impl BodyIn<'_> {
                     *self = Self::h2(stream);
                 }
             }
-            Self::Empty | Self::Held(_) | Self::Signed(_) | Self::H2 { .. } => {}
+            Self::Empty | Self::Held { .. } | Self::Signed(_) | Self::H2 { .. } => {}
         }
     }
 
     /// The whole of a body that is held back.
     pub fn held(&self) -> Option<&Bytes> {
         match self {
-            Self::Held(Some(body)) => Some(body),
+            Self::Held { body, .. } => body.as_ref(),
             _ => None,
         }
     }
@@ -117,7 +122,9 @@ impl BodyIn<'_> {
     pub async fn next(&mut self) -> Result<Option<Piece>, ReadError> {
         match self {
             Self::Empty | Self::Waiting(_) => Ok(None),
-            Self::Held(body) => Ok(body.take().filter(|body| !body.is_empty()).map(Piece::Data)),
+            Self::Held { body, .. } => {
+                Ok(body.take().filter(|body| !body.is_empty()).map(Piece::Data))
+            }
             Self::Signed(signed) => signed.next().await,
             Self::H1(reading) => reading.next().await,
             Self::H2 { stream, held } => next_h2(stream, held).await,
@@ -134,11 +141,22 @@ impl BodyIn<'_> {
         }
     }
 
+    /// Resolves when the client has ended its connection, or its direction of it, all of the body
+    /// being read. Only HTTP/1.1 is told by this; HTTP/2 has resets. Safe to cancel.
+    pub async fn ends(&mut self) -> End {
+        match self {
+            Self::H1(reading) if reading.is_done() => reading.ends().await,
+            Self::Held { sent, .. } => Box::pin(sent.ends()).await,
+            Self::Signed(signed) => Box::pin(signed.body.ends()).await,
+            _ => pending().await,
+        }
+    }
+
     /// Whether nothing is left to read.
     pub fn is_done(&self) -> bool {
         match self {
             Self::Empty | Self::Waiting(_) => true,
-            Self::Held(body) => body.is_none(),
+            Self::Held { body, .. } => body.is_none(),
             Self::Signed(signed) => signed.ready.is_empty() && signed.body.is_done(),
             Self::H1(reading) => reading.is_done(),
             Self::H2 { stream, .. } => stream.is_end_stream(),

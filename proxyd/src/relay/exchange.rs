@@ -10,18 +10,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::alarm::Alarm;
 use super::answer::{Answer, AnswerError, Next};
 use super::body::{BodyIn, BodyOut, Piece, ReadError, WriteError};
 use super::h1::framing::Framing;
+use super::h1::wire::End;
 use super::responder::Responder;
 use super::switched::{self, Ends, Search};
 use super::websocket::{self, Guard};
 use crate::head::ResponseHead;
 use crate::scrub::{self, BodyScrubber, Patterns, ScrubError};
 use crate::upstream::Retry;
+
+/// How long nothing may move towards a client that has ended its direction of a connection without
+/// TLS. Nothing tells one that has closed from one that still listens (`printf ... | ncat`), until
+/// something is sent to it.
+const HALF_CLOSED: Duration = Duration::from_secs(30);
 
 /// What passed, counted while it passes: an exchange that is cut short still leaves its numbers.
 pub struct Tally {
@@ -203,23 +209,21 @@ pub async fn run(
     let Legs { body, responder, patterns, again, upgrade, idle, alarm, tally } = legs;
     let scrubbing = Scrubbing { patterns, again, tally };
     let switched = {
-        let mut upload = pin!(upload(body, &mut out, tally));
+        let mut client = pin!(async {
+            // An upstream that reads no further may still answer; a client that broke off will not
+            // read the answer.
+            if let Err(UploadError::Client(error)) = upload(body, &mut out, tally).await {
+                return ExchangeError::ClientBody(error);
+            }
+            gone(body, tally).await;
+            ExchangeError::ClientGone
+        });
         let mut silence = pin!(alarm.ring(|| tally.left(idle)));
         let mut download = pin!(download(answer, responder, &scrubbing));
-        let mut uploading = true;
-        loop {
-            tokio::select! {
-                result = &mut upload, if uploading => {
-                    uploading = false;
-                    // An upstream that reads no further may still answer; a client that broke
-                    // off will not read the answer.
-                    if let Err(UploadError::Client(error)) = result {
-                        return Err(ExchangeError::ClientBody(error));
-                    }
-                }
-                result = &mut download => break result?,
-                () = &mut silence => return Err(ExchangeError::Idle(idle)),
-            }
+        tokio::select! {
+            error = &mut client => return Err(error),
+            result = &mut download => result?,
+            () = &mut silence => return Err(ExchangeError::Idle(idle)),
         }
     };
     match switched {
@@ -234,6 +238,14 @@ pub async fn run(
             let ends = Ends { client: body, to_upstream: out, upstream: reading, to_client };
             switched::run(ends, search, tally, idle).await
         }
+    }
+}
+
+/// Resolves when nobody is there to be answered, as far as the client's own direction tells.
+async fn gone(body: &mut BodyIn<'_>, tally: &Tally) {
+    if let End::Half = body.ends().await {
+        sleep(HALF_CLOSED).await;
+        tally.silence(HALF_CLOSED).await;
     }
 }
 

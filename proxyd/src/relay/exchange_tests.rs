@@ -132,3 +132,30 @@ async fn a_first_byte_may_take_minutes() {
 
     assert!(outcome.ended.is_ok() && outcome.rest.ends_with(b"\r\n\r\nok"));
 }
+
+/// How long a client counts as there after it has ended its direction.
+async fn waited_for(near: Stream) -> Duration {
+    let mut connection = server::Connection::new(near);
+    let incoming = connection.next().await.unwrap();
+    let (mut body, _reply) = connection.parts(&incoming);
+    let begun = Instant::now();
+    gone(&mut body, &Tally::default()).await;
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_closed_is_not_waited_for_and_one_that_may_listen_only_a_while() {
+    let request = b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n";
+    let (mut plain, near) = tokio::net::UnixStream::pair().unwrap();
+    plain.write_all(request).await.unwrap();
+    plain.shutdown().await.unwrap();
+    let (mut layered, far) = duplex(4096);
+    layered.write_all(request).await.unwrap();
+    layered.shutdown().await.unwrap();
+
+    let half = waited_for(Stream::new(near)).await;
+    let closed = waited_for(Stream::new(far)).await;
+
+    assert!(half >= HALF_CLOSED && half < IDLE, "{half:?}");
+    assert_eq!(closed, Duration::ZERO);
+}

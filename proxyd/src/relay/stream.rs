@@ -1,16 +1,21 @@
 //! One byte stream of any make (TCP, Unix, TLS over either), with room to look ahead.
 
+use std::any::Any;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
 use tokio_util::io::poll_read_buf;
 
+use crate::sys::interfaces;
+
 /// What a connection must be able to do.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + Any {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + Any> Io for T {}
 
 /// A connection and the bytes that were read ahead of its reader.
 pub struct Stream {
@@ -31,8 +36,36 @@ const SMALL_BYTES: usize = 16 * 1024;
 const READER_BYTES: usize = 4 * 1024;
 
 impl Stream {
-    pub fn new(io: impl Io + 'static) -> Self {
+    pub fn new(io: impl Io) -> Self {
         Self { io: Box::new(io), ahead: Bytes::new(), bulk: BytesMut::new(), flows: false }
+    }
+
+    /// The socket, where nothing lies between it and the reader.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        let io: &dyn Any = &*self.io;
+        let tcp = io.downcast_ref::<TcpStream>().map(AsFd::as_fd);
+        tcp.or_else(|| io.downcast_ref::<UnixStream>().map(AsFd::as_fd))
+    }
+
+    /// Whether its bytes are the socket's own. Such a peer may end its direction and still wait for
+    /// ours; one that ends TLS has closed.
+    pub fn is_plain(&self) -> bool {
+        self.socket().is_some()
+    }
+
+    /// Has dropping the connection reset it. TLS needs no such: without its goodbye no end of it
+    /// looks proper. A Unix socket has no reset to send; its peer sees an end.
+    pub fn reset_on_close(&self) {
+        if let Some(socket) = self.socket() {
+            interfaces::reset_on_close(socket);
+        }
+    }
+
+    /// Takes [`Stream::reset_on_close`] back.
+    pub fn close_in_order(&self) {
+        if let Some(socket) = self.socket() {
+            interfaces::close_in_order(socket);
+        }
     }
 
     /// A connection of which `ahead` was already read.

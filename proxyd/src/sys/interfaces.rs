@@ -126,6 +126,11 @@ pub fn reset_on_close(socket: impl AsFd) {
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
 }
 
+/// Takes [`reset_on_close`] back.
+pub fn close_in_order(socket: impl AsFd) {
+    let _ = sockopt::set_socket_linger(&socket, None);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

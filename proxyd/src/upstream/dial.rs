@@ -83,6 +83,18 @@ pub enum RawStream {
     Layered(Stream),
 }
 
+impl RawStream {
+    /// Has the connection reset when it is dropped, or ended in order again.
+    pub fn reset_on_close(&self, resets: bool) {
+        match (self, resets) {
+            (Self::Tcp(stream), true) => interfaces::reset_on_close(stream),
+            (Self::Tcp(stream), false) => interfaces::close_in_order(stream),
+            (Self::Layered(stream), true) => stream.reset_on_close(),
+            (Self::Layered(stream), false) => stream.close_in_order(),
+        }
+    }
+}
+
 /// Where to dial for one permit.
 pub struct Route {
     way: Arc<Way>,

@@ -4,7 +4,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::framing::Framing;
 use super::head;
-use super::wire::{Reader, Writer};
+use super::wire::{End, Reader, Writer};
 use crate::head::Fields;
 use crate::relay::body::{Piece, ReadError, WriteError};
 
@@ -44,6 +44,12 @@ impl<'a> Reading<'a> {
 
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
+    }
+
+    /// See [`Reader::ends`]; only after the body was read.
+    pub async fn ends(&mut self) -> End {
+        debug_assert!(self.is_done(), "what comes is the body's");
+        self.reader.ends().await
     }
 
     /// After an upgrade: everything up to the end of the connection is one body.
@@ -263,10 +269,7 @@ impl<'a> Writing<'a> {
             Framing::None => {}
             Framing::Length(_) if self.owed > 0 => return Err(WriteError::Length),
             Framing::Length(_) => self.flush().await?,
-            Framing::UntilClose => {
-                self.writer.shutdown().await?;
-                return Ok(());
-            }
+            Framing::UntilClose => self.writer.shutdown().await?,
             Framing::Chunked => {
                 let mut out = BytesMut::from(&b"0\r\n"[..]);
                 head::print_fields(&mut out, &trailers.unwrap_or_default());

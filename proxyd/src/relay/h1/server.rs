@@ -102,17 +102,14 @@ impl Connection {
 
     /// The two ways of one request: its body in, its reply out.
     pub fn parts(&mut self, incoming: &Incoming) -> (BodyIn<'_>, Reply<'_>) {
-        let body = match incoming.framing {
-            // An upgraded connection goes on reading after a request without a body.
-            Framing::None if incoming.connection.upgrade.is_none() => BodyIn::Empty,
-            framing => BodyIn::H1(Reading::new(&mut self.reader, framing)),
-        };
+        let body = BodyIn::H1(Reading::new(&mut self.reader, incoming.framing));
         let reply = Reply {
             writer: &mut self.writer,
             method: incoming.raw.method.clone(),
             version: incoming.raw.version,
             stays_open: incoming.raw.version == Version::Http11 && !incoming.connection.close,
             started: false,
+            open_ended: false,
             finished: false,
         };
         (body, reply)
@@ -126,6 +123,7 @@ impl Connection {
             version: Version::Http11,
             stays_open: false,
             started: false,
+            open_ended: false,
             finished: false,
         }
     }
@@ -134,6 +132,11 @@ impl Connection {
     pub async fn tunnel(mut self) -> std::io::Result<Stream> {
         self.writer.send(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
         Ok(wire::join(self.reader, self.writer))
+    }
+
+    /// Ends the connection so that what was sent does not look whole.
+    pub fn reset(self) {
+        wire::join(self.reader, self.writer).reset_on_close();
     }
 
     /// Ends the connection so that the peer still reads our last answer.
@@ -151,6 +154,8 @@ pub struct Reply<'a> {
     version: Version,
     stays_open: bool,
     started: bool,
+    /// Whether only the end of the connection ends it.
+    open_ended: bool,
     finished: bool,
 }
 
@@ -167,6 +172,11 @@ impl Reply<'_> {
     /// Whether the reply was sent to its end, as far as its own framing shows.
     pub fn is_whole(&self) -> bool {
         self.finished
+    }
+
+    /// Whether an end of the connection in order would make a reply look whole that is not.
+    pub fn needs_reset(&self) -> bool {
+        self.open_ended && !self.finished
     }
 
     /// Ends the connection after this reply.
@@ -197,6 +207,7 @@ impl Reply<'_> {
             head.headers.append("Connection", Bytes::from_static(b"close"));
         }
         self.started = true;
+        self.open_ended = framing == Framing::UntilClose;
         let bytes = head::print_response(&head);
         if framing == Framing::None {
             self.writer.send(&bytes).await?;
@@ -237,6 +248,7 @@ impl Reply<'_> {
 
     pub async fn switch(&mut self, head: &ResponseHead) -> Result<BodyOut<'_>, WriteError> {
         self.started = true;
+        self.open_ended = true;
         self.stays_open = false;
         self.writer.send(&head::print_response(head)).await?;
         Ok(BodyOut::H1(Writing::new(self.writer, Framing::UntilClose, &mut self.finished)))

@@ -1,5 +1,6 @@
 //! The two halves of an HTTP/1.1 connection, and where a head ends in its bytes.
 
+use std::future::pending;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -20,6 +21,8 @@ const READ_BYTES_MIN: usize = 4 * 1024;
 const READ_BYTES_MAX: usize = 64 * 1024;
 /// What is written waits in a buffer of this size for more to go with it.
 const HELD_BYTES_MAX: usize = 8 * 1024;
+/// How much of the next requests is read ahead while one is under way.
+const AHEAD_BYTES_MAX: usize = 16 * 1024;
 /// Empty lines passed over before a request (RFC 9112 section 2.2 asks for at least one).
 const EMPTY_LINES_MAX: usize = 2;
 
@@ -43,7 +46,17 @@ pub struct Reader {
     io: ReadHalf<Stream>,
     pub(super) buffer: BytesMut,
     ended: bool,
+    /// See [`Stream::is_plain`].
+    is_plain: bool,
     room: usize,
+}
+
+/// How a peer ended that was waiting for an answer.
+pub enum End {
+    /// Nobody reads the answer.
+    Closed,
+    /// Its direction has ended; it may have closed, or wait for the answer and say no more.
+    Half,
 }
 
 /// The writing half.
@@ -55,8 +68,10 @@ pub struct Writer {
 
 /// Splits a connection into its halves.
 pub fn split(stream: Stream) -> (Reader, Writer) {
+    let is_plain = stream.is_plain();
     let (read, write) = tokio::io::split(stream);
-    let reader = Reader { io: read, buffer: BytesMut::new(), ended: false, room: READ_BYTES_MIN };
+    let (buffer, room) = (BytesMut::new(), READ_BYTES_MIN);
+    let reader = Reader { io: read, buffer, ended: false, is_plain, room };
     (reader, Writer { io: write, held: BytesMut::new() })
 }
 
@@ -113,6 +128,21 @@ impl Reader {
             }
         }
         Ok(true)
+    }
+
+    /// Resolves when the peer ends while it waits for an answer. What it says meanwhile is kept for
+    /// the next request. Safe to cancel.
+    pub async fn ends(&mut self) -> End {
+        loop {
+            if self.buffer.len() >= AHEAD_BYTES_MAX {
+                return pending().await;
+            }
+            match self.fill().await {
+                Ok(true) => {}
+                Ok(false) if self.is_plain => return End::Half,
+                Ok(false) | Err(_) => return End::Closed,
+            }
+        }
     }
 
     /// Takes the bytes of one head, with the empty line that ends it; none if the peer ended
