@@ -52,6 +52,17 @@ impl Escape {
         }
     }
 
+    /// Whether an escape may begin somewhere in `text`.
+    pub(super) fn is_in(self, text: &[u8]) -> bool {
+        match self {
+            Self::Percent => text.contains(&b'%'),
+            Self::Backslash => text.contains(&b'\\'),
+            Self::Entity => text.contains(&b'&'),
+            Self::Wide => text.contains(&0),
+            Self::Wrapping => text.iter().any(|byte| self.begins_with(*byte)),
+        }
+    }
+
     /// Whether bytes are left out rather than replaced.
     pub(super) fn leaves_out(self) -> bool {
         matches!(self, Self::Wrapping | Self::Wide)

@@ -103,8 +103,8 @@ impl Lens {
     }
 
     fn push(&mut self, step: &Step<'_>, found: &mut Vec<Range<u64>>) {
-        let plain = !step.chunk.iter().any(|byte| self.escape.begins_with(*byte));
-        if plain && self.partial.is_empty() && self.state == step.before {
+        let in_step = self.partial.is_empty() && self.state == step.before;
+        if in_step && !self.escape.is_in(step.chunk) {
             // Nothing here that the plain search did not see.
             self.state = step.after;
             self.seen += step.chunk.len() as u64;
