@@ -2,8 +2,8 @@
 //!
 //! Encoded bytes are held until everything they decode to is known and clear. gzip, deflate and
 //! brotli decoders give out all that their input determines; zstd decodes whole blocks, so there
-//! bytes wait for the end of their block (RFC 8878: at most 128 KiB). The encoded bytes are searched
-//! too, for what is beside the data.
+//! bytes wait for the end of their block (RFC 8878: at most 128 KiB). The encoded bytes are
+//! searched too, for what is beside the data.
 
 use std::io::{Error, Write};
 use std::sync::Arc;
