@@ -35,14 +35,16 @@ use crate::relay::stream::Stream;
 use crate::reply::form::Form;
 use crate::reply::{self, Refusal};
 use crate::request::{self, Scene};
-use crate::sys::interfaces;
+use crate::sys::{interfaces, process};
 
 /// Connections at once; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 4096;
 
 /// Accepts clients until `stop`.
 pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: CancellationToken) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // A fourth of the descriptors: the sandboxes' own listeners and the control sockets need some.
+    let room = CONNECTIONS_MAX.min(process::descriptors() / 4);
+    let room = Arc::new(Semaphore::new(room.max(1)));
     // The semaphore is never closed, so waiting for room cannot fail.
     while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
         let accepted = tokio::select! {

@@ -339,6 +339,14 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
     let mut line = target.line(&id, "tunnel");
     line.rule = Some(permit.rule().to_owned());
     line.generation = generation;
+    let place = match target.lease.requests.take(1) {
+        Ok(place) => place,
+        Err(error) => {
+            let refusal = error.into();
+            target.record(&id, &refusal).await;
+            return explain(target, incoming, id, refusal).await;
+        }
+    };
     let flow = Flow::Tunnel { host: target.host.clone(), port: target.port };
     let flow = target.lease.flows.enter(flow, Given { generation, credential: None });
     if let Err(error) = target.daemon.audit.allow(&line).await {
@@ -351,7 +359,7 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
         Err(error) => {
             let refusal = Refusal::from(error);
             outcome.refused(&refusal);
-            drop(outcome);
+            drop((outcome, place));
             return explain(target, incoming, id, refusal).await;
         }
     };
