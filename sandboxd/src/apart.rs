@@ -1,16 +1,18 @@
-//! The directories no workspace may touch: the daemons' own.
+//! The directories that no sandbox may be shown: the daemons' own.
 //!
 //! A sandbox that could write its policy file, or read the vault's key beside it, would have no
-//! policy. So a workspace that is one of these directories, lies in one, or holds one is refused,
-//! by whatever path it was named: directories are compared by device and inode all the way up.
+//! policy. So a workspace, or a directory that a policy names, is refused where it is one of these
+//! directories, lies in one, or holds one, by whatever path it was named: directories are compared
+//! by device and inode all the way up.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ipc::fault::{Code, Fault};
+use serde::{Deserialize, Serialize};
 
 /// The directories of this installation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Apart(Vec<PathBuf>);
 
 impl Apart {
@@ -22,27 +24,50 @@ impl Apart {
     /// Whether a workspace at `path` is clear of all of them. A workspace that is one of sandboxd's
     /// own making is not asked about.
     pub fn check(&self, path: &Path) -> Result<(), Fault> {
-        let workspace = ways_up(path);
-        for kept in &self.0 {
-            let above = ways_up(kept);
-            // `kept` may not exist; then its first entry is the nearest parent, which is not it.
-            let exists = kept.exists();
-            let inside = exists && above.first().is_some_and(|kept| workspace.contains(kept));
-            let holds = workspace.first().is_some_and(|workspace| above.contains(workspace));
-            if inside || holds {
-                let text = format!(
-                    "workspace {}: it {} {}, which belongs to the daemons",
-                    path.display(),
-                    if inside { "is or lies in" } else { "holds" },
-                    kept.display()
-                );
-                return Err(Fault::new(Code::Denied, text).with_hint(
-                    "use another directory, or start the daemons with their policies, \
-                     configuration and state outside of what agents work on",
-                ));
+        match self.conflict_of(path, &ways_up(path)) {
+            None => Ok(()),
+            Some(why) => {
+                Err(Fault::new(Code::Denied, format!("workspace {}: {why}", path.display()))
+                    .with_hint(
+                        "use another directory, or start the daemons with their policies, \
+                         configuration and state outside of what agents work on",
+                    ))
             }
         }
-        Ok(())
+    }
+
+    /// Why the directory with this device and inode, opened by a path without links, is not clear
+    /// of them.
+    pub fn conflict(&self, path: &Path, identity: (u64, u64)) -> Option<String> {
+        let mut ways = vec![identity];
+        ways.extend(path.parent().map(ways_up).unwrap_or_default());
+        self.conflict_of(path, &ways)
+    }
+
+    /// Why something mounted below a directory must not be shown with it: it is one of them, or
+    /// holds one, at another place.
+    pub fn shown_by(&self, identity: (u64, u64)) -> Option<String> {
+        let shown = self.0.iter().find(|kept| ways_up(kept).contains(&identity))?;
+        Some(format!("it shows {}, which belongs to the daemons", shown.display()))
+    }
+
+    fn conflict_of(&self, path: &Path, ways: &[(u64, u64)]) -> Option<String> {
+        let real_path = real(path);
+        self.0.iter().find_map(|kept| {
+            let (above, real_kept) = (ways_up(kept), real(kept));
+            // `kept` may not exist; then its first entry is the nearest parent, which is not it.
+            let exists = kept.exists();
+            let inside = real_path.starts_with(&real_kept)
+                || exists && above.first().is_some_and(|kept| ways.contains(kept));
+            let holds = real_kept.starts_with(&real_path)
+                || ways.first().is_some_and(|directory| above.contains(directory));
+            let how = match (inside, holds) {
+                (true, _) => "is or lies in",
+                (_, true) => "holds",
+                _ => return None,
+            };
+            Some(format!("it {how} {}, which belongs to the daemons", kept.display()))
+        })
     }
 }
 

@@ -150,7 +150,7 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     // 3.
     root::separate().map_err(Broken::at("private mounts"))?;
     let sources = root::take(&plan, start.given).map_err(Broken::at("take mounts"))?;
-    let certificates = trust::original(&plan.root).map_err(Broken::at("certificates"))?;
+    let certificates = trust::original(&plan).map_err(Broken::at("certificates"))?;
     let mut host = root::keep_host(&plan).map_err(Broken::at("workspaces"))?;
     // 4.
     change_user(start.uid.is_some())?;

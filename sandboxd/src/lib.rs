@@ -32,6 +32,7 @@ pub mod cell;
 pub mod init;
 pub mod plan;
 pub mod probe;
+pub mod source;
 pub mod sys;
 pub mod zygote;
 

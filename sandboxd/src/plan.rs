@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use policies::{Root, SandboxTable};
 use serde::{Deserialize, Serialize};
 
+use crate::apart::Apart;
+
 /// Where the workspace lies inside every sandbox.
 pub const WORKSPACE: &str = "/workspace";
 /// The home directory inside every sandbox: private, empty at first, gone with the sandbox.
@@ -36,6 +38,8 @@ pub struct SandboxPlan {
     pub hostname: String,
     /// The workspace first, then what the policy names.
     pub mounts: Vec<Mount>,
+    /// On the host: what neither the root nor a mount of the policy's may be, hold or lie in.
+    pub apart: Apart,
     /// On the host: the directory that sandboxd's own workspaces are in.
     pub workspaces: Option<PathBuf>,
     /// On the host: what is shown as `trust::KEY_STORE`, if anything is.
@@ -61,7 +65,8 @@ pub struct Mount {
     pub target: PathBuf,
     pub read_only: bool,
     /// Device and inode that `source` must still have when it is mounted: what the caller showed
-    /// it may use, not what somebody put in its place since.
+    /// it may use, not what somebody put in its place since. None: the policy names it, and it is
+    /// judged when it is opened (see `crate::source`).
     pub identity: Option<(u64, u64)>,
 }
 
@@ -173,6 +178,7 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
         files: files(&hostname),
         hostname,
         mounts,
+        apart: Apart::default(),
         key_store: None,
         workspaces: None,
         env: env(table),

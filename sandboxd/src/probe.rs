@@ -143,6 +143,7 @@ fn scratch() -> SandboxPlan {
         hostname: "probe".to_owned(),
         key_store: None,
         mounts: Vec::new(),
+        apart: crate::apart::Apart::default(),
         files: Vec::new(),
         env: Vec::new(),
         limits: Limits {

@@ -44,7 +44,7 @@ pub struct Workspace {
 #[derive(Clone, Debug)]
 pub struct Workspaces {
     root: PathBuf,
-    /// What no caller's directory may touch.
+    /// What no directory of a caller's or a policy's may touch.
     apart: Apart,
 }
 
@@ -68,6 +68,11 @@ impl Workspaces {
             std::thread::spawn(move || left.iter().for_each(|path| empty_and_remove(path)));
         }
         Ok(Self { root, apart })
+    }
+
+    /// What no sandbox may be shown.
+    pub fn apart(&self) -> &Apart {
+        &self.apart
     }
 
     /// Where sandboxd's own workspaces lie.

@@ -24,8 +24,9 @@ use self::cgroup::Groups;
 use self::ids::Mappings;
 use self::message::{Failure, Make, Progress, Request};
 use self::owners::Owners;
+use crate::apart::Apart;
 use crate::init;
-use crate::plan::Mount;
+use crate::plan::{Mount, SandboxPlan};
 use crate::sys::descriptors::{close_all_but, close_from};
 use crate::sys::process::{Namespaces, clone_into, give_back_memory, ignore_children};
 use crate::sys::seccomp::Filter;
@@ -121,7 +122,9 @@ fn take(
     range: (u32, u32),
     answer: &OwnedFd,
 ) -> Result<(), Failure> {
-    let taken = means.owners.prepare(&[mount], uid, Some(range), &mut means.mappings)?;
+    // What a caller showed has been judged, and is known by its inode.
+    let apart = Apart::default();
+    let taken = means.owners.prepare(&[mount], &apart, uid, Some(range), &mut means.mappings)?;
     let trees: Vec<_> = taken.iter().map(|(_, tree)| tree.as_fd()).collect();
     // Whoever asked is gone, and the mount with it.
     let _ = ipc::fd::send(answer, &Progress::Taken, &trees);
@@ -131,8 +134,8 @@ fn take(
 fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let given = match make.uid {
         Some(uid) => {
-            let mounts = &make.plan.mounts;
-            means.owners.prepare(mounts, uid, make.range, &mut means.mappings)?
+            let SandboxPlan { mounts, apart, .. } = &make.plan;
+            means.owners.prepare(mounts, apart, uid, make.range, &mut means.mappings)?
         }
         None => Vec::new(),
     };

@@ -18,7 +18,9 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
+use crate::apart::Apart;
 use crate::plan::{self, HOME, SandboxPlan, WORKSPACE};
+use crate::source::{self, Extent, Refusal};
 use crate::sys::mount::{Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes};
 use crate::trust::KEY_STORE;
 
@@ -143,7 +145,7 @@ pub fn separate() -> Result<()> {
 pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Sources> {
     let mut taken = Sources { sources: Vec::new(), links: Vec::new() };
     check_root(&plan.root)?;
-    let root = open_root(&plan.root)?;
+    let root = open_root_of(plan)?;
     for name in SYSTEM {
         taken.system(&root, Path::new(name))?;
     }
@@ -165,7 +167,7 @@ pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Source
         let at = given.iter().position(|(target, _)| *target == mount.target);
         let tree = match at {
             Some(at) => given.swap_remove(at).1,
-            None => detach_checked(mount)?,
+            None => detach_checked(mount, &plan.apart)?,
         };
         taken.sources.push(Source { tree, target: inside(&mount.target), directory: true });
     }
@@ -237,6 +239,22 @@ pub fn open_root(path: &Path) -> Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(|e| named(path, e.into()))
 }
 
+/// The root of a plan, judged where it is not the host's own.
+pub fn open_root_of(plan: &SandboxPlan) -> Result<OwnedFd> {
+    if plan.root == Path::new("/") {
+        return open_root(&plan.root);
+    }
+    let opened = source::open(&plan.root, &plan.apart, Extent::Programs);
+    opened.map_err(|refusal| refused(&plan.root, refusal))
+}
+
+fn refused(path: &Path, refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Io(error) => named(path, error),
+        judged @ Refusal::Judged { .. } => Error::other(judged),
+    }
+}
+
 /// Opens what a program of this root would find at `path`: the links of an image lead to nothing
 /// outside of the image.
 pub fn open_in(root: &OwnedFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -252,8 +270,13 @@ pub fn open_in(root: &OwnedFd, path: &Path, flags: OFlags) -> rustix::io::Result
     }
 }
 
-/// Opens the source of a mount, after checking that it is still what the caller showed.
-pub fn open_checked(mount: &plan::Mount) -> Result<OwnedFd> {
+/// Opens the source of a mount, after checking that it is still what the caller showed, or that a
+/// policy may name it.
+pub fn open_checked(mount: &plan::Mount, apart: &Apart) -> Result<OwnedFd> {
+    if mount.identity.is_none() {
+        let opened = source::open(&mount.source, apart, Extent::Whole);
+        return opened.map_err(|refusal| refused(&mount.source, refusal));
+    }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(&mount.source, flags, Mode::empty())
         .map_err(|e| named(&mount.source, e.into()))?;
@@ -271,8 +294,8 @@ fn checked(mount: &plan::Mount, directory: OwnedFd) -> Result<OwnedFd> {
 
 /// Takes one mount of a plan. The zygote does this where owners are mapped, which needs its
 /// privileges.
-pub fn detach_checked(mount: &plan::Mount) -> Result<OwnedFd> {
-    detach_source(mount, &open_checked(mount)?)
+pub fn detach_checked(mount: &plan::Mount, apart: &Apart) -> Result<OwnedFd> {
+    detach_source(mount, &open_checked(mount, apart)?)
 }
 
 fn detach_source(mount: &plan::Mount, directory: &OwnedFd) -> Result<OwnedFd> {

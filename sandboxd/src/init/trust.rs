@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::root::{cover, inside, open_in, open_root};
+use super::root::{cover, inside, open_in, open_root_of};
 use crate::plan::SandboxPlan;
 use crate::sys::mount::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY};
 use crate::trust::{
@@ -43,8 +43,8 @@ pub struct Trust {
 
 /// Opens the root's bundle as its own programs would find it: an image's links lead to nothing
 /// outside of the image. None: the root has none.
-pub fn original(root: &Path) -> Result<Option<Original>> {
-    let root = open_root(root)?;
+pub fn original(plan: &SandboxPlan) -> Result<Option<Original>> {
+    let root = open_root_of(plan)?;
     // A file of an image may be a pipe, which must not be waited for.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     for path in SYSTEM_BUNDLES {

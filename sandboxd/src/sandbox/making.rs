@@ -21,6 +21,7 @@ use crate::cell::{Cell, CellError, Entering};
 use crate::lease::{Event, Lease, LeaseError};
 use crate::plan::{self, PlanFacts, SandboxPlan};
 use crate::pool::{Ready, Shape};
+use crate::source::{self, Extent, Refusal};
 use crate::tools::bash;
 use crate::trust::store::KeyStores;
 use crate::workspace::Workspace;
@@ -186,7 +187,28 @@ fn planned(all: &Sandboxes, policy: &Policy) -> Result<SandboxPlan, Fault> {
         .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
     plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
     plan.workspaces = Some(all.workspaces.folder().to_owned());
+    plan.apart = all.workspaces.apart().clone();
+    judge(&plan).map_err(|e| {
+        let text = format!("environment {:?}: cannot show {e}", policy.name);
+        Fault::new(Code::Denied, text).with_hint("change `mounts` or `root` in the policy file")
+    })?;
     Ok(plan)
+}
+
+/// Whether the policy may name these directories. What counts is the same question when they are
+/// mounted; asked here it has a better answer than a step that failed.
+fn judge(plan: &SandboxPlan) -> Result<(), Refusal> {
+    let root = (&plan.root, Extent::Programs);
+    let root = Some(root).filter(|_| plan.root != Path::new("/"));
+    let mounts = plan.mounts.iter().map(|mount| (&mount.source, Extent::Whole));
+    for (path, extent) in root.into_iter().chain(mounts) {
+        match source::open(path, &plan.apart, extent) {
+            Err(judged @ Refusal::Judged { .. }) => return Err(judged),
+            // What is not there, or cannot be opened, is told by whoever cannot mount it.
+            Ok(_) | Err(Refusal::Io(_)) => {}
+        }
+    }
+    Ok(())
 }
 
 /// The cell's egress sockets once more: one set goes to proxyd, the other waits here.

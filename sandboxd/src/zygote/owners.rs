@@ -13,6 +13,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::ids::Mappings;
 use super::message::Failure;
+use crate::apart::Apart;
 use crate::init;
 use crate::plan::Mount;
 
@@ -35,6 +36,7 @@ impl Owners {
     pub fn prepare(
         self,
         mounts: &[Mount],
+        apart: &Apart,
         uid: u32,
         range: Option<(u32, u32)>,
         mappings: &mut Mappings,
@@ -42,12 +44,12 @@ impl Owners {
         match self {
             Self::Mapped => mounts
                 .iter()
-                .map(|mount| Ok((mount.target.clone(), take_mapped(mount, uid, mappings)?)))
+                .map(|mount| Ok((mount.target.clone(), take_mapped(mount, apart, uid, mappings)?)))
                 .collect(),
             Self::Given => {
                 let ours = Ours { own: rustix::process::geteuid().as_raw(), range };
                 for mount in mounts.iter().filter(|mount| !mount.read_only) {
-                    give(mount, uid, &ours)?;
+                    give(mount, apart, uid, &ours)?;
                 }
                 Ok(Vec::new())
             }
@@ -55,8 +57,13 @@ impl Owners {
     }
 }
 
-fn take_mapped(mount: &Mount, uid: u32, mappings: &mut Mappings) -> Result<OwnedFd, Failure> {
-    let tree = init::detach_checked(mount).map_err(failed("take mounts", &mount.source))?;
+fn take_mapped(
+    mount: &Mount,
+    apart: &Apart,
+    uid: u32,
+    mappings: &mut Mappings,
+) -> Result<OwnedFd, Failure> {
+    let tree = init::detach_checked(mount, apart).map_err(failed("take mounts", &mount.source))?;
     let owner = init::owner(&tree).map_err(failed("take mounts", &mount.source))?;
     let namespace = mappings.of(owner, uid).map_err(failed("owner map", &mount.source))?;
     init::map_owner(&tree, &namespace).map_err(failed("owner map", &mount.source))?;
@@ -76,8 +83,8 @@ impl Ours {
     }
 }
 
-fn give(mount: &Mount, uid: u32, ours: &Ours) -> Result<(), Failure> {
-    let root = init::open_checked(mount).map_err(failed("take mounts", &mount.source))?;
+fn give(mount: &Mount, apart: &Apart, uid: u32, ours: &Ours) -> Result<(), Failure> {
+    let root = init::open_checked(mount, apart).map_err(failed("take mounts", &mount.source))?;
     let owner = init::owner(&root).map_err(failed("take mounts", &mount.source))?;
     if !ours.has(owner.0) {
         return Err(Failure {

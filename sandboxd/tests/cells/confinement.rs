@@ -120,6 +120,41 @@ async fn mounts_of_the_policy_are_shown_as_it_says() {
 }
 
 #[tokio::test]
+async fn the_source_of_a_mount_is_judged_as_it_is_when_it_is_mounted() {
+    let place = Place::new();
+    let top = tempfile::tempdir().unwrap();
+    let top = top.path().canonicalize().unwrap();
+    let [data, state] = ["data", "state"].map(|name| top.join(name));
+    std::fs::create_dir_all(state.join("usr")).unwrap();
+    let refusal = async |source: &std::path::Path| {
+        let mounts = vec![policies::Mount {
+            source: source.display().to_string(),
+            target: "/m".into(),
+            read_only: false,
+        }];
+        let mut plan = place.plan_of(&SandboxTable { mounts, ..SandboxTable::default() });
+        plan.apart = sandboxd::apart::Apart::new(vec![state.clone()]);
+        place.zygote.make_cell(&plan).await.err().map(|error| error.to_string())
+    };
+    std::os::unix::fs::symlink(&state, &data).unwrap();
+
+    let linked = refusal(&data).await.unwrap();
+    for kept in [&state, &state.join("usr"), &top] {
+        let refused = refusal(kept).await.unwrap();
+        assert!(refused.contains("belongs to the daemons"), "{refused}");
+    }
+    let proc = refusal("/proc/sys".as_ref()).await.unwrap();
+    std::fs::remove_file(&data).unwrap();
+    std::fs::create_dir(&data).unwrap();
+    let plain = refusal(&data).await;
+
+    assert!(linked.contains("is a symbolic link"), "{linked}");
+    assert!(linked.contains(&format!("if {} is what is meant", state.display())), "{linked}");
+    assert!(proc.contains("a file system of the kernel's"), "{proc}");
+    assert_eq!(plain, None);
+}
+
+#[tokio::test]
 async fn a_link_planted_in_the_workspace_does_not_move_a_mount() {
     let place = Place::new();
     let victim = tempfile::tempdir().unwrap();
