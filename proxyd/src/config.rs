@@ -202,7 +202,8 @@ impl Config {
             ("key", self.key != next.key),
             ("secret-directories", self.secret_directories != next.secret_directories),
             ("resolver", self.resolver != next.resolver),
-            ("idle-timeout", self.idle != next.idle),
+            ("idle-timeout", self.idle.exchange != next.idle.exchange),
+            ("tunnel-idle-timeout", self.idle.tunnel != next.idle.tunnel),
         ];
         differs.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()
     }

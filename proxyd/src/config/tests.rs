@@ -196,6 +196,16 @@ fn every_key_is_in_the_manual() {
 }
 
 #[test]
+fn a_changed_limit_on_silence_is_named_by_its_own_key() {
+    let before = load("").unwrap();
+    for key in ["idle-timeout", "tunnel-idle-timeout"] {
+        let after = load(&format!("{key} = \"7s\"\n")).unwrap();
+
+        assert_eq!(before.fixed_differences(&after), [key]);
+    }
+}
+
+#[test]
 fn a_file_that_others_can_write_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
