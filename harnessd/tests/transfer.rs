@@ -195,6 +195,70 @@ async fn a_file_that_was_changed_or_is_not_whole_is_refused_and_makes_no_session
     }
 }
 
+/// The lines with another last event, under a hash that fits: a file of somebody's own.
+fn forged(session: &SessionId, lines: &[Value]) -> Vec<Value> {
+    use sha2::{Digest, Sha256};
+    let mut lines = lines.to_vec();
+    let last = lines.last_mut().unwrap();
+    last["body"] = json!(format!("{} ", last["body"].as_str().unwrap()));
+    let text = |key: &str| last[key].as_str().unwrap().to_owned();
+    let seq = last["seq"].to_string();
+    let (id, time, kind, body) = (text("id"), text("time"), text("kind"), text("body"));
+    let mut hasher = Sha256::new();
+    hasher.update(b"cleanhands session event 1\n");
+    for field in [&text("previous"), session.as_str(), &seq, &id, &time, &kind, &body] {
+        hasher.update((field.len() as u64).to_le_bytes());
+        hasher.update(field.as_bytes());
+    }
+    last["hash"] = json!(hex::encode(hasher.finalize()));
+    lines
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_failed_or_broke_off_does_not_keep_the_true_file_out() {
+    let here = Rig::new(json!([turn("One.", &[]), turn("Two.", &[])]));
+    let daemon = here.daemon().await;
+    let id = session(&daemon.client).await;
+    say(&daemon.client, &id, "go").await;
+    idle(&here.log(), &id, 1).await;
+    let (header, lines, _) = exported(&daemon.client, &id).await;
+    say(&daemon.client, &id, "more").await;
+    idle(&here.log(), &id, 2).await;
+    let (_, longer, _) = exported(&daemon.client, &id).await;
+    let origin: Value = daemon.client.get(&format!("/v1/sessions/{id}")).await.unwrap();
+    let other_events = forged(&id, &lines);
+    let mut other_header = header.clone();
+    other_header["head"] = json!("0".repeat(64));
+    // What came first, whether that was its last step, and whether it is refused.
+    let cases = [
+        ("a forged file, refused", &header, &other_events, true, true),
+        ("a forged file, broken off", &header, &other_events, false, false),
+        ("a later file, broken off", &header, &longer, false, false),
+        ("a wrong first line", &other_header, &lines, true, true),
+    ];
+    for (case, first, events, last, refused) in cases {
+        let there = Rig::new(json!([]));
+        let other = there.daemon().await;
+        assert_eq!(import(&other.client, first, events, last).await.is_err(), refused, "{case}");
+        let raw = rusqlite::Connection::open(there.layout.state.join("harnessd/sessions.db"));
+        let count = |table: &str| -> u64 {
+            let sql = format!("SELECT count(*) FROM {table}");
+            raw.as_ref().unwrap().query_row(&sql, [], |row| row.get(0)).unwrap()
+        };
+        assert_eq!(count("events"), 0, "{case}");
+        assert_eq!(count("imports") == 0, refused, "{case}");
+
+        let whole = import(&other.client, &header, &lines, true).await;
+
+        assert!(whole.is_ok(), "{case}: {whole:?}");
+        assert_eq!(count("imports"), 0, "{case}");
+        let report = there.log().verify(&id).await.unwrap();
+        assert_eq!(report.problems, Vec::<String>::new(), "{case}");
+        let shown: Value = other.client.get(&format!("/v1/sessions/{id}")).await.unwrap();
+        assert_eq!(shown["created_at"], origin["created_at"], "{case}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_session_does_not_come_back_through_a_file() {
     let rig = Rig::new(json!([turn("One.", &[])]));
@@ -213,7 +277,12 @@ const FORMAT_1: &str = include_str!("formats/1.sql");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_of_every_earlier_format_is_taken_up_as_it_is_and_goes_on() {
-    for (format, text) in [(1, FORMAT_1)] {
+    // The second is the first with a table more.
+    let second = FORMAT_1.replace("user_version = 1", "user_version = 2")
+        + "CREATE TABLE snapshots (session TEXT NOT NULL, kind TEXT NOT NULL,
+           seq INTEGER NOT NULL, hash TEXT NOT NULL, body TEXT NOT NULL,
+           PRIMARY KEY (session, kind, seq)) STRICT, WITHOUT ROWID;";
+    for (format, text) in [(1, FORMAT_1), (2, &second)] {
         let rig = Rig::new(json!([turn("One.", &[]), turn("Two.", &[]), turn("Three.", &[])]));
         let state = rig.layout.state.join("harnessd");
         std::fs::create_dir_all(&state).unwrap();
@@ -224,6 +293,10 @@ async fn a_log_of_every_earlier_format_is_taken_up_as_it_is_and_goes_on() {
         raw.execute_batch(text).unwrap();
         raw.execute("UPDATE chains SET owner = ?1", [&owner]).unwrap();
         raw.execute("UPDATE objects SET owner = ?1", [&owner]).unwrap();
+        // As an import that failed left them: in the way of the true file.
+        let left = "INSERT INTO events SELECT 'left', seq, 'left' || id, time, kind, body,
+                    previous, hash FROM events";
+        raw.execute(left, []).unwrap();
         let version: u32 = raw.query_row("PRAGMA user_version", [], |r| r.get(0)).unwrap();
         assert_eq!(version, format);
         let id: String = raw.query_row("SELECT session FROM chains", [], |r| r.get(0)).unwrap();
@@ -235,6 +308,11 @@ async fn a_log_of_every_earlier_format_is_taken_up_as_it_is_and_goes_on() {
         say(&daemon.client, &id, "go on").await;
         let after = idle(&rig.log(), &id, 3).await;
 
+        let raw = rusqlite::Connection::open(state.join("sessions.db")).unwrap();
+        let left = "SELECT count(*) FROM events WHERE session = 'left'";
+        assert_eq!(raw.query_row(left, [], |row| row.get::<_, u64>(0)).unwrap(), 0);
+        let gone = raw.execute("DELETE FROM events", []).unwrap_err().to_string();
+        assert!(gone.contains("only with their whole session"), "format {format}: {gone}");
         assert_eq!(after[..before.len()], before, "format {format}");
         assert!(kinds(&after).ends_with(&["usage".to_owned(), "status_idle".to_owned()]));
         let report = rig.log().verify(&id).await.unwrap();

@@ -92,6 +92,25 @@ const MIGRATIONS: &[&str] = &[
         body TEXT NOT NULL,
         PRIMARY KEY (session, kind, seq)
     ) STRICT, WITHOUT ROWID;",
+    // 3: events of imports that are under way, which no session may be kept from by. Until now
+    // they were among the others, and stayed there when an import failed.
+    "CREATE TABLE imports (
+        owner TEXT NOT NULL,
+        session TEXT NOT NULL,
+        seq INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        time TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        body TEXT NOT NULL,
+        previous TEXT NOT NULL,
+        hash TEXT NOT NULL,
+        UNIQUE (owner, session, seq)
+    ) STRICT;
+    DROP TRIGGER events_are_not_removed;
+    DELETE FROM events WHERE session NOT IN (SELECT session FROM chains);
+    CREATE TRIGGER events_are_not_removed BEFORE DELETE ON events
+        WHEN NOT EXISTS (SELECT 1 FROM tombstones WHERE session = OLD.session)
+        BEGIN SELECT RAISE(ABORT, 'events go only with their whole session'); END;",
 ];
 
 /// A connection that writes: durable at each commit.

@@ -1,8 +1,9 @@
 //! A session as a file, and the whole log as a copy: out while everything runs, and in again.
 //!
-//! An import stores events as they are, each checked against its hash and the one before it, in as
-//! many steps as it needs. Until the last step the session does not exist; a step that is repeated
-//! changes nothing, so an import that broke off is simply begun again.
+//! An import gathers events as they are, each checked against its hash and the one before it, in as
+//! many steps as it needs and in a table of its own. The last step moves them to the log at once:
+//! until then the session does not exist. A step that is repeated changes nothing, and what a file
+//! that was refused has left goes, so an import that failed or broke off is simply begun again.
 
 use std::fs::File;
 use std::time::Duration;
@@ -14,13 +15,16 @@ use serde_json::Value;
 
 use super::event::{Body, Note};
 use super::objects::{self, NewObject};
-use super::read::{COLUMNS, stored};
+use super::read::stored;
 use super::{Chain, Log, LogError, chain, read, schema};
 use crate::state::State;
 
 /// Said in the first line of a file.
 pub const FORMAT: &str = "cleanhands session";
 const VERSION: u32 = 1;
+/// The events of one owner's import of one session.
+const GATHERED: &str = "SELECT seq, id, time, kind, body, previous, hash FROM imports
+                        WHERE owner = ?1 AND session = ?2";
 /// No copy takes so long.
 const COPY_TIME_MAX: Duration = Duration::from_secs(6 * 3600);
 
@@ -155,13 +159,32 @@ impl Log {
             Err(LogError::NoSession(_)) => {}
             Err(error) => return Err(error.into()),
         }
-        let id = session.clone();
-        let work = move |connection: &Connection| insert(connection, &id, &events);
+        let outcome = self.take(owner, Import { header, events, last }).await;
+        if outcome.is_err() {
+            let place = (owner.to_owned(), session);
+            let work = move |connection: &Connection| discard(connection, &place.0, &place.1, 1);
+            self.inner.writer.run(work).await?;
+        }
+        outcome
+    }
+
+    async fn take(&self, owner: &str, step: Import) -> Result<Option<State>, ImportError> {
+        let Import { header, events, last } = step;
+        let (whose, id) = (owner.to_owned(), header.session.clone());
+        // What an import that broke off had gathered may be longer than this file.
+        let end = last.then(|| events.last().map_or(header.events, |event| event.seq));
+        let work = move |connection: &Connection| {
+            let gathered = gather(connection, &whose, &id, &events)?;
+            if let Some(end) = end {
+                discard(connection, &whose, &id, end.saturating_add(1))?;
+            }
+            Ok(gathered)
+        };
         self.inner.writer.run(work).await?.map_err(ImportError::Chain)?;
         if !last {
             return Ok(None);
         }
-        let state = self.check_imported(&header).await?;
+        let state = self.check_imported(owner, &header).await?;
         let (owner, status) = (owner.to_owned(), state.status());
         let time = self.now();
         let work = move |connection: &Connection| {
@@ -171,17 +194,33 @@ impl Log {
         Ok(Some(state))
     }
 
-    /// Reads what was taken in from its beginning, as it will be read from now on.
-    async fn check_imported(&self, header: &Header) -> Result<State, ImportError> {
+    /// Events that an import has gathered, behind `after`.
+    async fn gathered(
+        &self,
+        owner: &str,
+        session: &SessionId,
+        after: u64,
+    ) -> Result<Vec<(ipc::session::LogEvent, String)>, LogError> {
+        let (owner, session) = (owner.to_owned(), session.clone());
+        self.read(move |connection| {
+            let sql = format!("{GATHERED} AND seq > ?3 ORDER BY seq LIMIT 1000");
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map(params![owner, session.as_str(), after], stored)?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+        .await
+    }
+
+    /// Reads what was gathered from its beginning, as it will be read from now on.
+    async fn check_imported(&self, owner: &str, header: &Header) -> Result<State, ImportError> {
         let mut state = State::default();
         let mut check = chain::Check::new(header.session.as_str());
         loop {
-            let lines = self.export(&header.session, state.seq, 1_000).await?;
-            if lines.is_empty() {
+            let rows = self.gathered(owner, &header.session, state.seq).await?;
+            if rows.is_empty() {
                 break;
             }
-            for line in lines {
-                let (event, body) = unline(line);
+            for (event, body) in rows {
                 check.event(&event, &body);
                 let event = read::decode(&header.session, (event, body))?;
                 state.take(&event);
@@ -229,9 +268,10 @@ fn unline(line: Line) -> (ipc::session::LogEvent, String) {
     (ipc::session::LogEvent { seq, id, time, kind, body: body_value, previous, hash }, body)
 }
 
-/// Stores events behind those that are there. The inner error says what is wrong with them.
-fn insert(
+/// Puts events behind those that were gathered. The inner error says what is wrong with them.
+fn gather(
     connection: &Connection,
+    owner: &str,
     session: &SessionId,
     lines: &[Line],
 ) -> Result<Result<(), String>, LogError> {
@@ -244,20 +284,22 @@ fn insert(
         let before = match seq {
             0 => return Ok(Err("there is no event 0".to_owned())),
             1 => Some(chain::GENESIS.to_owned()),
-            _ => hash_at(connection, session, seq - 1)?,
+            _ => hash_at(connection, owner, session, seq - 1)?,
         };
         if before.as_ref() != Some(&event.previous) {
             return Ok(Err(format!("event {seq} does not follow the one before it")));
         }
-        match hash_at(connection, session, seq)? {
+        match hash_at(connection, owner, session, seq)? {
             Some(hash) if hash == event.hash => continue,
-            Some(_) => return Ok(Err(format!("another event {seq} is here already"))),
+            // Of another file, whose import broke off.
+            Some(_) => discard(connection, owner, session, seq)?,
             None => {}
         }
-        let sql = "INSERT INTO events (session, seq, id, time, kind, body, previous, hash)
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let sql = "INSERT INTO imports (owner, session, seq, id, time, kind, body, previous, hash)
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
         let (id, Line { time, kind, previous, hash, .. }) = (&event.id, line);
-        let values = params![session.as_str(), seq, id, time, kind, body, previous, hash];
+        let session = session.as_str();
+        let values = params![owner, session, seq, id, time, kind, body, previous, hash];
         connection.prepare_cached(sql)?.execute(values)?;
     }
     Ok(Ok(()))
@@ -265,13 +307,27 @@ fn insert(
 
 fn hash_at(
     connection: &Connection,
+    owner: &str,
     session: &SessionId,
     seq: u64,
 ) -> Result<Option<String>, LogError> {
-    let sql = format!("{COLUMNS} WHERE session = ?1 AND seq = ?2");
+    let sql = format!("{GATHERED} AND seq = ?3");
     let mut statement = connection.prepare_cached(&sql)?;
-    let row = statement.query_row(params![session.as_str(), seq], stored).optional()?;
+    let row = statement.query_row(params![owner, session.as_str(), seq], stored).optional()?;
     Ok(row.map(|(event, _)| event.hash))
+}
+
+/// Forgets what was gathered from event `first` on.
+fn discard(
+    connection: &Connection,
+    owner: &str,
+    session: &SessionId,
+    first: u64,
+) -> Result<(), LogError> {
+    let first = i64::try_from(first).unwrap_or(i64::MAX);
+    let sql = "DELETE FROM imports WHERE owner = ?1 AND session = ?2 AND seq >= ?3";
+    connection.execute(sql, params![owner, session.as_str(), first])?;
+    Ok(())
 }
 
 /// Makes the session exist. It rests until its client says something, whatever it was doing where
@@ -283,7 +339,20 @@ fn establish(
     status: &str,
     time: &str,
 ) -> Result<(), LogError> {
-    let Header { session, events, head, created_at, archived_at, document, .. } = header;
+    let Header { session, events, head, archived_at, document, .. } = header;
+    // Another import of the same session, at the same time, may have changed what was checked.
+    if hash_at(connection, owner, session, *events)?.as_ref() != Some(head) {
+        let text = format!("session {session} is being imported twice at once");
+        return Err(LogError::Conflict(text));
+    }
+    let sql = "INSERT INTO events (session, seq, id, time, kind, body, previous, hash)
+               SELECT session, seq, id, time, kind, body, previous, hash FROM imports
+               WHERE owner = ?1 AND session = ?2 AND seq <= ?3 ORDER BY seq";
+    connection.execute(sql, params![owner, session.as_str(), events])?;
+    discard(connection, owner, session, 1)?;
+    // What the first line says is under no hash; the first event is.
+    let sql = "SELECT time FROM events WHERE session = ?1 AND seq = 1";
+    let created_at: String = connection.query_row(sql, [session.as_str()], |row| row.get(0))?;
     let sql = "INSERT INTO chains (session, owner, status, events, head, fence,
                unsettled, created_at, updated_at) VALUES (?1, ?2, ?3, ?4, ?5, 0, 0, ?6, ?7)";
     let values = params![session.as_str(), owner, status, events, head, created_at, time];
@@ -296,6 +365,8 @@ fn establish(
         body: document.clone(),
     };
     objects::insert(connection, &object, time)?;
+    let sql = "UPDATE objects SET created_at = ?2 WHERE kind = 'session' AND id = ?1";
+    connection.execute(sql, params![session.as_str(), created_at])?;
     if archived_at.is_some() {
         let sql = "UPDATE objects SET archived_at = ?2 WHERE kind = 'session' AND id = ?1";
         connection.execute(sql, params![session.as_str(), archived_at])?;
