@@ -16,9 +16,9 @@ pub enum Responder<'a> {
     H2 { respond: h2::server::SendResponse<Bytes>, started: bool, interim_bytes: usize },
 }
 
-/// Interim heads of one answer that go on over HTTP/2, in bytes. They have no flow control there, so
-/// a client that reads nothing has them pile up here; what is beyond is dropped, as an interim head
-/// may be without loss of the answer.
+/// Interim heads of one answer that go on over HTTP/2, in bytes. They have no flow control there,
+/// so a client that reads nothing has them pile up here; what is beyond is dropped, as an interim
+/// head may be without loss of the answer.
 const INTERIM_BYTES_MAX: usize = 16 * 1024;
 
 impl Responder<'_> {

@@ -197,7 +197,8 @@ mod tests {
 
     #[test]
     fn the_body_that_is_announced_is_the_body_that_follows() {
-        let table: [(Framing, &[(&'static str, &'static str)], &str); 9] = [
+        type Fields = &'static [(&'static str, &'static str)];
+        let table: [(Framing, Fields, &str); 9] = [
             (Framing::None, &[("Content-Length", "39")], ""),
             (Framing::None, &[("transfer-encoding", "chunked")], ""),
             (Framing::None, &[("Content-Length", "0")], "Content-Length: 0\r\n"),
