@@ -258,8 +258,6 @@ mod tests {
 
         assert_ne!(port, 0);
         assert_eq!(TcpListener::from(socket).local_addr().unwrap().port(), port);
-        let (_, announced) = Some(0).map(loopback).transpose().ok().flatten().unzip();
-        assert!(announced.is_some_and(|port| port != 0), "{announced:?}");
     }
 
     #[test]
