@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from support import COMMAND, Place, wait_for
+from support import COMMAND, Place, call, wait_for
 
 LOADGEN = os.environ["LOADGEN"]
 HOST = "bench.example"
@@ -85,21 +85,6 @@ def sandbox(place):
     for name, value in medians.items():
         print(f"sandbox   {name:24} p50 {value:7.2f} ms   of bubblewrap {value / medians['bubblewrap']:5.2f}"
               f"   of a bare exec {value / medians['bare exec']:5.2f}")
-
-
-def call(path, method, target, body=None):
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        data = b"" if body is None else json.dumps(body).encode()
-        s.sendall(f"{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-                  f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-        answer = b""
-        while piece := s.recv(65536):
-            answer += piece
-    head, _, content = answer.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 2"):
-        raise SystemExit(f"{method} {target}: {answer[:500]!r}")
-    return json.loads(content)
 
 
 def token(path):

@@ -19,28 +19,12 @@ import subprocess
 import tempfile
 import time
 
-from support import Place
+from support import Place, call
 
 RELEASE = pathlib.Path(os.environ["CLEANHANDS_BIN"]).parent
 MODEL_MS = 50
 SESSIONS = 1000
 DEATHS = 100
-
-
-def call(path, method, target, body=None):
-    with socket.socket(socket.AF_UNIX) as s:
-        s.settimeout(120)
-        s.connect(path)
-        data = b"" if body is None else json.dumps(body).encode()
-        s.sendall(f"{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-                  f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-        answer = b""
-        while piece := s.recv(65536):
-            answer += piece
-    head, _, content = answer.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 2"):
-        raise SystemExit(f"{method} {target}: {answer[:500]!r}")
-    return json.loads(content)
 
 
 def percentile(values, part):

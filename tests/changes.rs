@@ -6,9 +6,8 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use cleanhands_tests::installation::{Installation, Setup, intruders_workspace};
-use cleanhands_tests::origin::{Origin, ok};
+use cleanhands_tests::origin::{Origin, echoing, ok};
 use cleanhands_tests::wait;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const TOKEN: &str = "SECRET-CANARY-changes-6be09d4f12aa";
 const KEPT: &str = r#"
@@ -49,22 +48,6 @@ secret = "local:api"
 inject = { bearer = true }
 hosts = ["api.example"]
 "#;
-
-/// A TCP server that gives each byte back.
-async fn echoing() -> u16 {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                while let Ok(byte) = stream.read_u8().await {
-                    let _ = stream.write_u8(byte).await;
-                }
-            });
-        }
-    });
-    port
-}
 
 /// A request in hex, as the intruder's conversations have it.
 fn get(host: &str) -> String {

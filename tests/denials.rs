@@ -2,8 +2,8 @@
 //! it, in words that his own program prints; and nobody waits.
 #![allow(clippy::unwrap_used)]
 
-use cleanhands_tests::installation::{Installation, Setup};
-use cleanhands_tests::origin::{Origin, ok};
+use cleanhands_tests::installation::Installation;
+use cleanhands_tests::origin::Origin;
 use ipc::vault::{AuditKind, AuditRecord};
 use serde_json::Value;
 
@@ -22,13 +22,7 @@ addresses = ["127.0.0.1/32"]
 "#;
 
 async fn started() -> (Installation, Origin) {
-    let origin = Origin::start(&["api.example", "git.example"], |_| ok("", b"ok")).await;
-    let mut setup = Setup::default().policy("dev", POLICY);
-    for host in ["api.example", "git.example"] {
-        setup = origin.behind(host, setup);
-    }
-    let installation = tokio::task::block_in_place(|| Installation::start(&setup));
-    (installation, origin)
+    Installation::before(&["api.example", "git.example"], POLICY).await
 }
 
 /// Runs a script in a sandbox; gives all that it said.

@@ -2,8 +2,8 @@
 //! ends nothing but itself.
 #![allow(clippy::unwrap_used)]
 
-use cleanhands_tests::installation::{Installation, Setup};
-use cleanhands_tests::origin::{Origin, ok};
+use cleanhands_tests::installation::Installation;
+use cleanhands_tests::origin::Origin;
 use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};
 use ipc::vault::AuditKind;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,13 +19,7 @@ addresses = ["127.0.0.1/32"]
 "#;
 
 async fn started() -> (Installation, Origin) {
-    let origin = Origin::start(&["api.example", "evil.example"], |_| ok("", b"ok")).await;
-    let mut setup = Setup::default().policy("dev", POLICY);
-    for host in ["api.example", "evil.example"] {
-        setup = origin.behind(host, setup);
-    }
-    let installation = tokio::task::block_in_place(|| Installation::start(&setup));
-    (installation, origin)
+    Installation::before(&["api.example", "evil.example"], POLICY).await
 }
 
 fn shell(installation: &Installation, script: &str) -> String {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use cleanhands_tests::installation::{Installation, Setup};
-use cleanhands_tests::origin::{Origin, ok};
+use cleanhands_tests::origin::{Origin, echoing, ok};
 use cleanhands_tests::wait;
 use ipc::vault::AuditKind;
 use serde_json::Value;
@@ -52,21 +52,6 @@ async fn started(more: &str) -> (Installation, Origin) {
     });
     installation.store_secret("api", TOKEN).await;
     (installation, origin)
-}
-
-async fn echoing() -> u16 {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                while let Ok(byte) = stream.read_u8().await {
-                    let _ = stream.write_u8(byte).await;
-                }
-            });
-        }
-    });
-    port
 }
 
 /// A lease that `cleanhands lease open` holds.

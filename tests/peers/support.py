@@ -4,6 +4,7 @@ Everything lives below one private temporary directory. Processes are ended by t
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -59,6 +60,23 @@ def port_answers(port):
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
+
+
+def call(path, method, target, body=None):
+    """One request with a JSON body to a Unix socket; gives the JSON of a 2xx answer."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(120)
+        s.connect(path)
+        data = b"" if body is None else json.dumps(body).encode()
+        s.sendall(f"{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+                  f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+        answer = b""
+        while piece := s.recv(65536):
+            answer += piece
+    head, _, content = answer.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 2"):
+        raise SystemExit(f"{method} {target}: {answer[:500]!r}")
+    return json.loads(content)
 
 
 class Place:

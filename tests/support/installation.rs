@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use ipc::layout::Layout;
 
+use crate::origin::{Origin, ok};
 use crate::wait;
 
 /// The daemons, in the order in which they start.
@@ -68,6 +69,14 @@ impl Installation {
             installation.start_daemon(daemon);
         }
         installation
+    }
+
+    /// The same under the policy `dev`, before an origin that answers `ok` for all of `hosts`.
+    pub async fn before(hosts: &[&str], policy: &str) -> (Self, Origin) {
+        let origin = Origin::start(hosts, |_| ok("", b"ok")).await;
+        let setup = Setup::default().policy("dev", policy);
+        let setup = hosts.iter().fold(setup, |setup, host| origin.behind(host, setup));
+        (tokio::task::block_in_place(|| Self::start(&setup)), origin)
     }
 
     /// Writes the files, starts nothing.

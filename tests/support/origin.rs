@@ -155,3 +155,19 @@ pub fn ok(fields: &str, body: &[u8]) -> Vec<u8> {
     let head = format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: {length}\r\n\r\n");
     [head.as_bytes(), body].concat()
 }
+
+/// A TCP server that gives each byte back.
+pub async fn echoing() -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                while let Ok(byte) = stream.read_u8().await {
+                    let _ = stream.write_u8(byte).await;
+                }
+            });
+        }
+    });
+    port
+}

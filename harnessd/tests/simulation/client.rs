@@ -96,6 +96,8 @@ async fn send(processes: &Processes, session: &SessionId, event: NewEvent) -> bo
         alive.map(|process| process.engine.clone())
     };
     let Some(engine) = engine else {
+        // All are dead. Time is virtual here: it passes once nobody has anything left to do, so
+        // this lets the world start another.
         tokio::time::sleep(Duration::from_millis(50)).await;
         return false;
     };

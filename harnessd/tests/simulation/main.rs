@@ -132,6 +132,7 @@ async fn play(seed: u64) -> (Vec<String>, Vec<String>) {
                 world.complain(format!("{session} never comes to rest"));
                 break;
             }
+            // Virtual time, with a deadline above.
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
@@ -144,6 +145,7 @@ async fn play(seed: u64) -> (Vec<String>, Vec<String>) {
     for process in processes.lock().unwrap().drain(..) {
         process.life.dead.cancel();
     }
+    // Virtual time passes only when nobody has anything left to do: all that was cancelled has ended.
     tokio::time::sleep(Duration::from_millis(1)).await;
     let complaints = world.complaints.lock().unwrap().clone();
     (complaints, history)

@@ -98,6 +98,16 @@ pub enum Dial {
     Ip(IpAddr),
 }
 
+impl Dial {
+    /// The address to dial for what was asked for at `port`.
+    pub fn at(self, port: u16) -> SocketAddr {
+        match self {
+            Self::Socket(address) => address,
+            Self::Ip(ip) => SocketAddr::new(ip, port),
+        }
+    }
+}
+
 /// The certificate by which an upstream knows proxyd, and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {

@@ -40,6 +40,9 @@ use crate::sys::{interfaces, process};
 /// Connections at once; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 4096;
 
+/// How long nobody is accepted after that failed: descriptors come back only as connections end.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Accepts clients until `stop`.
 pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: CancellationToken) {
     // A fourth of the descriptors: the sandboxes' own listeners and the control sockets need some.
@@ -67,7 +70,7 @@ pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: Cancellati
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept on the egress socket");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
@@ -167,7 +170,7 @@ pub async fn serve_lease(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: Liste
             }
             Err(error) => {
                 tracing::warn!(lease = %lease.id, %error, "cannot accept a client");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }

@@ -28,7 +28,7 @@ use super::resolve::Resolver;
 use super::trust::Alpn;
 use super::via::Proxy;
 use super::way::{Way, Ways};
-use crate::config::{Dial, Protocols};
+use crate::config::Protocols;
 use crate::relay::stream::{Io, Stream};
 use crate::sys::interfaces;
 use crate::vault::Vault;
@@ -149,13 +149,7 @@ impl Dialer {
             ([], Host::Name(_)) if proxy.is_some_and(|proxy| proxy.resolves()) => Vec::new(),
             ([], Host::Ip(ip)) => vec![SocketAddr::new(*ip, port)],
             ([], Host::Name(name)) => self.resolve(name, port, proxy).await?,
-            (dial, _) => dial
-                .iter()
-                .map(|dial| match dial {
-                    Dial::Socket(address) => *address,
-                    Dial::Ip(ip) => SocketAddr::new(*ip, port),
-                })
-                .collect(),
+            (dial, _) => dial.iter().map(|dial| dial.at(port)).collect(),
         };
         for address in &found {
             self.check(permit, *address).map_err(UpstreamError::Denied)?;

@@ -18,7 +18,7 @@ use super::eyeballs::{self, Lost};
 use super::resolve::Resolver;
 use super::trust::{Alpn, TrustError};
 use super::way::{Way, Ways};
-use crate::config::{Dial, WayOut};
+use crate::config::WayOut;
 use crate::relay::stream::Stream;
 
 /// The way to token servers.
@@ -71,13 +71,7 @@ impl Outbound {
         let addresses = match (&way.row.dial[..], host) {
             ([], Host::Ip(ip)) => vec![SocketAddr::new(*ip, port)],
             ([], Host::Name(name)) => self.resolver.addresses(name, port).await?,
-            (dial, _) => dial
-                .iter()
-                .map(|dial| match dial {
-                    Dial::Socket(address) => *address,
-                    Dial::Ip(ip) => SocketAddr::new(*ip, port),
-                })
-                .collect(),
+            (dial, _) => dial.iter().map(|dial| dial.at(port)).collect(),
         };
         let (stream, _) =
             eyeballs::race(&addresses, patience).await.map_err(|lost| match lost {
