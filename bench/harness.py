@@ -7,6 +7,7 @@ scale    1,000 sessions at once, their turns, harnessd's memory
 deaths   harnessd killed with 100 sessions in the middle of a turn, until each has its next request
 """
 
+import argparse
 import concurrent.futures
 import json
 import os
@@ -192,6 +193,7 @@ def script(place, name, turns):
 
 
 def main():
+    argparse.ArgumentParser(prog="bench/run harness").parse_args()
     log_rows()
     with Place() as place:
         quick = {"text": "A short answer.", "first_token_ms": MODEL_MS, "chunk_ms": 0}

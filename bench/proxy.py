@@ -104,15 +104,16 @@ def children(pid):
     return found
 
 
-def start_proxyd(place, hosts, port):
-    """proxyd alone, as `cleanhands up` starts it; gives its process and that of its vault."""
+def start_proxyd(place, upstreams):
+    """proxyd alone, as `cleanhands up` starts it, with the ports that hosts are dialled at; gives its
+    process and that of its vault."""
     for name in ("run", "state", "policies", "config"):
         (place.root / name).mkdir(mode=0o700)
     for name, text in POLICIES.items():
         (place.root / f"policies/{name}.toml").write_text(textwrap.dedent(text))
     (place.root / "config/proxyd.toml").write_text("".join(
         f'[upstreams."{host}"]\ndial = "127.0.0.1:{port}"\nca = "{place.root}/ca.pem"\n'
-        for host in hosts))
+        for host, port in upstreams.items()))
     for path in [*(place.root / "policies").iterdir(), *(place.root / "config").iterdir()]:
         path.chmod(0o600)
     place.start("proxyd", [
@@ -173,7 +174,7 @@ def start(place, cpus):
         place.start("front", [program, "-p", str(root), "-c", str(root / "front.conf")])
         nginx = place.processes[-1][1].pid
         wait_for("nginx to listen", 15, lambda: port_answers(front))
-        ours = start_proxyd(place, [HOST, f"*.{HOST}"], port)
+        ours = start_proxyd(place, dict.fromkeys([HOST, f"*.{HOST}"], port))
     peers = {
         "direct": {"via": f"127.0.0.1:{near}", "ca": near_ca, "pids": [near_pid]},
         "nginx": {"via": f"127.0.0.1:{front}", "ca": ca, "pids": children(nginx)},

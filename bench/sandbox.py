@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 
-from support import Place, wait_for
+from support import Place, call, wait_for
 
 ROUNDS = int(os.environ.get("ROUNDS", "60"))
 IDLE = int(os.environ.get("IDLE", "1000"))
@@ -84,26 +84,10 @@ def executed(path):
     return run
 
 
-def request(path, method, target, body=None):
-    with socket.socket(socket.AF_UNIX) as s:
-        s.connect(path)
-        data = b"" if body is None else json.dumps(body).encode()
-        s.sendall(f"{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-                  f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-                  + data)
-        answer = b""
-        while piece := s.recv(1 << 16):
-            answer += piece
-    head, _, content = answer.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 2"):
-        raise SystemExit(f"{method} {target}: {answer[:500]!r}")
-    return json.loads(content)
-
-
 def called(path, session, number=iter(range(1 << 30))):
     """`/bin/true` as a tool call in a session whose sandbox lives."""
     def run():
-        receipt = request(path, "POST", "/v1/execute", {
+        receipt = call(path, "POST", "/v1/execute", {
             "call": f"bench-{session}-{next(number)}", "session": session,
             "owner": f"uid:{os.getuid()}", "fence": 1, "journal": None, "environment": "bench",
             "workspace": None, "tool": "bash", "input": {"command": TRUE}})
@@ -130,9 +114,8 @@ def starts(place, kind, measured, pause):
              if shutil.which(argv[0]) and (kind == "none ready" or name == "bubblewrap")}
     runs[f"exec over the socket, {kind}"] = executed(str(sockets / "sandboxd-exec.sock"))
     if kind == "none ready":
-        call = called(str(sockets / "sandboxd.sock"), "session-bench")
-        call()
-        runs["second call of a session"] = call
+        runs["second call of a session"] = called(str(sockets / "sandboxd.sock"), "session-bench")
+        runs["second call of a session"]()
     for _ in range(5):
         for run in runs.values():
             run()
@@ -167,7 +150,7 @@ def idle(place):
     for one in held:
         one.socket.close()
     control = str(place.root / "run/sandboxd.sock")
-    wait_for("sandboxes to end", 60, lambda: not request(control, "GET", "/v1/sandboxes")["sandboxes"])
+    wait_for("sandboxes to end", 60, lambda: not call(control, "GET", "/v1/sandboxes")["sandboxes"])
     print(f"sandbox   {IDLE} ended in {time.perf_counter() - began:.2f} s", flush=True)
     run = executed(path)
     after = [timed(run) for _ in range(10)]
@@ -175,14 +158,16 @@ def idle(place):
 
 
 def main():
-    wanted = sys.argv[1:] or ["none", "ready", "idle"]
+    rows = ["none", "ready", "idle"]
+    wanted = sys.argv[1:] or rows
+    if unknown := [word for word in wanted if word not in rows]:
+        print(f"bench/sandbox: {' '.join(unknown)}: there are {', '.join(rows)}", file=sys.stderr)
+        sys.exit(2)
     measured = {}
-    # sandboxd's own settings are read from the configuration directory.
-    for kind, cells, pause in (("none ready", 0, 0), ("cell ready", 8, 0.02)):
-        if kind.split()[0] not in wanted and not (kind == "cell ready" and "ready" in wanted):
-            continue
-        with place_with(cells) as place:
-            starts(place, kind, measured, pause)
+    for row, kind, cells, pause in (("none", "none ready", 0, 0), ("ready", "cell ready", 8, 0.02)):
+        if row in wanted:
+            with place_with(cells) as place:
+                starts(place, kind, measured, pause)
     if "idle" in wanted:
         with place_with(0) as place:
             idle(place)
@@ -204,9 +189,8 @@ def place_with(cells):
                  for f in (f"--{name}-dir", str(place.root / name.replace("runtime", "run")))]
         place.start("proxyd", [os.environ["PROXYD_BIN"], "--log", "warn", *where])
         wait_for("proxyd", 20, (place.root / "run/proxyd-lease.sock").exists)
-        config = [] if os.environ.get("PLAIN") else ["--config", str(place.root / "sandboxd.toml")]
-        level = os.environ.get("LOG", "warn")
-        place.start("sandboxd", [os.environ["SANDBOXD_BIN"], "--log", level, *config, *where])
+        place.start("sandboxd", [os.environ["SANDBOXD_BIN"], "--log", "warn", "--config",
+                                 str(place.root / "sandboxd.toml"), *where])
         wait_for("sandboxd", 20, (place.root / "run/sandboxd-exec.sock").exists)
         yield place
 
