@@ -273,7 +273,7 @@ FILES |= {
         </mirrors></settings>
     """,
     "composer.json": f"""
-        {{"repositories": [{{"type": "composer", "url": "{PACKAGES}/composer"}}, {{"packagist.org": false}}],
+        {{"repositories": [{{"type": "composer", "url": "{PACKAGES}/composer"}}, {{"packagist": false}}],
         "require": {{"probe/{TINY}": "*"}}}}
     """,
 }

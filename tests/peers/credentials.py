@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import re
-import socketserver
 import subprocess
 import threading
 import time
@@ -98,10 +97,6 @@ class Api(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Threaded(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    daemon_threads = True
-
-
 def moto(place):
     """The services, with one user whose key they check."""
     port = free_port()
@@ -154,7 +149,7 @@ with Place() as place:
     moto_port, (key_id, secret_key) = moto(place)
     provider_port, refresh = provider(place)
     Api.provider = f"http://127.0.0.1:{provider_port}"
-    api = Threaded(("127.0.0.1", 0), Api)
+    api = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
     threading.Thread(target=api.serve_forever, daemon=True).start()
     behind = api.server_address[1]
     ports = servers(place, {"aws.example": moto_port, "login.example": provider_port,
