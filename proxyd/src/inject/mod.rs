@@ -36,7 +36,7 @@ use crate::relay::body::BodyIn;
 use crate::relay::h1::framing::Framing;
 use crate::reply;
 use crate::scrub::Patterns;
-use crate::vault::{Rendered, Secret, Vault, VaultError};
+use crate::vault::{Rendered, Vault, VaultError};
 pub use body::Payload;
 
 /// On whose behalf a request is made.
@@ -355,17 +355,6 @@ fn whole(rendered: &Arc<Rendered>) -> Bytes {
         }
     }
     Bytes::from_owner(Owner(rendered.clone()))
-}
-
-/// Text with a secret in it, wiped when the last copy is dropped.
-fn wiped(secret: Secret) -> Bytes {
-    struct Owner(Secret);
-    impl AsRef<[u8]> for Owner {
-        fn as_ref(&self) -> &[u8] {
-            self.0.expose_secret()
-        }
-    }
-    Bytes::from_owner(Owner(secret))
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use base64::engine::general_purpose::STANDARD;
 use policies::Place;
 
 use super::stray::basic_pair;
-use super::wiped;
 use crate::head::RequestHead;
 use crate::vault::{Secret, placeholder};
 
@@ -49,7 +48,8 @@ pub(super) fn replace(
 }
 
 /// The body with the value in place of every `own`, written as its kind demands; none when there
-/// is none. Where the kind has no way to write a value it goes in as it is.
+/// is none. In text and XML the value stands as it is, where none of its characters means anything
+/// there; in all other kinds nothing is replaced, and a body with an `own` in it is refused.
 pub(super) fn in_body(
     body: &[u8],
     content_type: Option<&[u8]>,
@@ -93,7 +93,7 @@ fn in_headers(head: &mut RequestHead, own: &str, value: &[u8]) -> Result<(), &'s
             if value.iter().any(|byte| (*byte < 0x20 && *byte != b'\t') || *byte == 0x7f) {
                 return Err("its value holds control characters, which no header can carry");
             }
-            *text = wiped(replaced);
+            *text = replaced.into_bytes();
         }
     }
     Ok(())
@@ -112,7 +112,7 @@ fn in_basic(head: &mut RequestHead, own: &str, value: &[u8]) -> Result<(), &'sta
                 .encode_slice(pair, &mut encoded)
                 .map_err(|_| "its value is too long for Basic credentials")?;
             let encoded = Secret::new(encoded);
-            *text = wiped(Secret::concat(&[b"Basic ", encoded.expose_secret()]));
+            *text = Secret::concat(&[b"Basic ", encoded.expose_secret()]).into_bytes();
         }
     }
     Ok(())
@@ -130,7 +130,7 @@ fn in_path(head: &mut RequestHead, own: &str, value: &[u8]) -> Result<(), &'stat
         None => path,
         Some(query) => Secret::concat(&[path.expose_secret(), b"?", query]),
     };
-    head.target = wiped(target);
+    head.target = target.into_bytes();
     Ok(())
 }
 
@@ -138,7 +138,7 @@ fn in_query(head: &mut RequestHead, own: &str, value: &[u8]) {
     let encoded = percent_encoded(value);
     let query = head.query().and_then(|query| replaced(query, own, encoded.expose_secret()));
     if let Some(query) = query {
-        head.target = wiped(Secret::concat(&[head.path(), b"?", query.expose_secret()]));
+        head.target = Secret::concat(&[head.path(), b"?", query.expose_secret()]).into_bytes();
     }
 }
 
@@ -164,17 +164,22 @@ fn replaced(text: &[u8], own: &str, value: &[u8]) -> Option<Secret> {
 
 /// RFC 3986, section 2.1: everything but unreserved characters.
 pub(super) fn percent_encoded(value: &[u8]) -> Secret {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = Vec::with_capacity(value.len() * 3);
-    for byte in value {
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(byte) {
+    percent_encode(&mut out, value, b"");
+    Secret::new(out)
+}
+
+/// The same at the end of `out`, with upper-case digits (section 2.3); `plain` stays too.
+pub(super) fn percent_encode(out: &mut Vec<u8>, text: &[u8], plain: &[u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    for byte in text {
+        match byte.is_ascii_alphanumeric() || b"-._~".contains(byte) || plain.contains(byte) {
             true => out.push(*byte),
             false => {
                 out.extend([b'%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]])
             }
         }
     }
-    Secret::new(out)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! A parameter of the query: `?key=VALUE`. The order and bytes of all others stay.
 
 use super::placeholder::percent_encoded;
-use super::wiped;
 use crate::head::RequestHead;
 use crate::vault::Secret;
 
@@ -19,5 +18,5 @@ pub(super) fn put(head: &mut RequestHead, name: &str, value: &[u8]) {
         b"=",
         encoded.expose_secret(),
     ]);
-    head.target = wiped(target);
+    head.target = target.into_bytes();
 }

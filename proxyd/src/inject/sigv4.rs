@@ -20,8 +20,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use super::chunks::Chunks;
+use super::placeholder::percent_encode;
 use super::stray::percent_decoded;
-use super::wiped;
 use crate::head::RequestHead;
 use crate::vault::Secret;
 
@@ -118,7 +118,8 @@ fn parse_date(text: &str) -> Option<jiff::Timestamp> {
     time.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
 }
 
-/// A parameter of the query, decoded. AWS tells names apart by case, so does this.
+/// A parameter of the query, decoded, in whatever case: one in a spelling of its own must not pass
+/// for none.
 fn parameter(head: &RequestHead, folded: &str) -> Option<Vec<u8>> {
     pairs(head.query()?)
         .find(|(name, _)| percent_decoded(name).eq_ignore_ascii_case(folded.as_bytes()))
@@ -220,7 +221,7 @@ fn in_header(
 ) -> String {
     head.headers.append("X-Amz-Date", Bytes::copy_from_slice(stamp.as_bytes()));
     if !key.session.is_empty() {
-        head.headers.append("X-Amz-Security-Token", wiped(Secret::concat(&[key.session])));
+        head.headers.append("X-Amz-Security-Token", Secret::concat(&[key.session]).into_bytes());
     }
     let (names, canonical) = canonical(head, asked, payload);
     let signature = signature(key.signing, stamp, scope, canonical.expose_secret());
@@ -231,7 +232,7 @@ fn in_header(
         format!("/{scope}, SignedHeaders={names}, Signature={signature}").as_bytes(),
     ]
     .concat();
-    head.headers.append("Authorization", wiped(Secret::new(value)));
+    head.headers.append("Authorization", Secret::new(value).into_bytes());
     signature
 }
 
@@ -267,16 +268,16 @@ fn in_query(
         if !value.is_empty() {
             query.extend_from_slice(name.as_bytes());
             query.push(b'=');
-            encode(&mut query, value, b"");
+            percent_encode(&mut query, value, b"");
             query.push(b'&');
         }
     }
     query.pop();
-    head.target = wiped(Secret::concat(&[head.path(), b"?", &query]));
+    head.target = Secret::concat(&[head.path(), b"?", &query]).into_bytes();
     let (_, canonical) = canonical(head, asked, payload);
     let signature = signature(key.signing, stamp, scope, canonical.expose_secret());
     head.target =
-        wiped(Secret::concat(&[&head.target, b"&X-Amz-Signature=", signature.as_bytes()]));
+        Secret::concat(&[&head.target, b"&X-Amz-Signature=", signature.as_bytes()]).into_bytes();
 }
 
 /// Names of the signed fields, and the canonical request.
@@ -332,7 +333,7 @@ fn fields(head: &RequestHead) -> (String, Vec<u8>) {
 /// encoded once more, without dot segments and empty ones.
 fn path(out: &mut Vec<u8>, raw: &[u8], s3: bool) {
     if s3 {
-        return encode(out, &percent_decoded(raw), b"/");
+        return percent_encode(out, &percent_decoded(raw), b"/");
     }
     let mut segments: Vec<&[u8]> = Vec::new();
     for segment in raw.split(|byte| *byte == b'/') {
@@ -344,7 +345,7 @@ fn path(out: &mut Vec<u8>, raw: &[u8], s3: bool) {
     }
     for segment in &segments {
         out.push(b'/');
-        encode(out, segment, b"");
+        percent_encode(out, segment, b"");
     }
     if segments.is_empty() || raw.ends_with(b"/") {
         out.push(b'/');
@@ -354,7 +355,7 @@ fn path(out: &mut Vec<u8>, raw: &[u8], s3: bool) {
 fn query(out: &mut Vec<u8>, raw: &[u8]) {
     let encoded = |text: &[u8]| {
         let mut out = Vec::with_capacity(text.len());
-        encode(&mut out, &percent_decoded(text), b"");
+        percent_encode(&mut out, &percent_decoded(text), b"");
         out
     };
     let mut all: Vec<_> = pairs(raw).map(|(name, value)| (encoded(name), encoded(value))).collect();
@@ -366,16 +367,6 @@ fn query(out: &mut Vec<u8>, raw: &[u8]) {
         out.extend_from_slice(name);
         out.push(b'=');
         out.extend_from_slice(value);
-    }
-}
-
-/// RFC 3986, section 2.3, with upper-case digits; `plain` stays too.
-fn encode(out: &mut Vec<u8>, text: &[u8], plain: &[u8]) {
-    for byte in text {
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(byte) || plain.contains(byte) {
-            true => out.push(*byte),
-            false => out.extend_from_slice(format!("%{byte:02X}").as_bytes()),
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Bytes that must not be seen: no Debug, Display, Serialize or Clone, wiped on drop.
 
+use bytes::Bytes;
 use zeroize::Zeroizing;
 
 /// A secret value, or a text that contains one.
@@ -13,6 +14,11 @@ impl Secret {
 
     pub fn expose_secret(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The bytes without a copy: they are wiped when the last clone is dropped.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self.0)
     }
 
     /// The pieces in one new secret.
