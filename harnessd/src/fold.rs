@@ -1,42 +1,74 @@
-//! Reads a session's folded state at the cost of what is new since it was last stored.
+//! Reads what a session's events fold to, at the cost of what is new since it was last stored.
 
 use ipc::id::SessionId;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use crate::log::{Log, LogError};
+use crate::log::{Event, Log, LogError};
 use crate::state::State;
 
 /// Events behind a snapshot before another is stored: writing one costs about as much as reading
 /// these.
 pub const SNAPSHOT_EVERY: u64 = 512;
-/// Changes with every change of [`State`]: snapshots of others are then made anew.
-const KIND: &str = "loop/1";
 /// Events read at once.
-const SLICE: usize = 1_000;
+const SLICE: u64 = 512;
+
+/// A way to fold, under which its snapshots are stored.
+pub struct Kind {
+    /// Changes with every change of what is folded: snapshots of others are then made anew.
+    pub name: &'static str,
+    /// Only the newest snapshot is kept. Else one is stored every so often, so that any place can
+    /// be reached from one shortly before it.
+    pub newest_only: bool,
+}
+
+/// Changes with every change of [`State`].
+const LOOP: Kind = Kind { name: "loop/1", newest_only: true };
 
 /// The state of a session at its end.
 pub async fn load(log: &Log, session: &SessionId) -> Result<State, LogError> {
-    let stored = log.snapshot(session, KIND, u64::MAX).await?;
-    let taken = stored.and_then(|(_, body)| serde_json::from_str::<State>(&body).ok());
-    let mut state = taken.unwrap_or_default();
-    let snapshot_at = state.seq;
-    loop {
-        let events = log.slice(session, state.seq, SLICE).await?;
-        events.iter().for_each(|event| state.take(event));
-        if events.len() < SLICE {
+    upto(log, session, &LOOP, u64::MAX, State::default(), State::take).await
+}
+
+/// Stores the state, in place of earlier ones.
+pub async fn save(log: &Log, session: &SessionId, state: &State) {
+    store(log, session, &LOOP, state.seq, state).await;
+}
+
+/// What the events up to `last` fold to, from where it was last stored; `fresh`: before the first.
+pub async fn upto<F: Serialize + DeserializeOwned>(
+    log: &Log,
+    session: &SessionId,
+    kind: &Kind,
+    last: u64,
+    fresh: F,
+    take: impl Fn(&mut F, &Event),
+) -> Result<F, LogError> {
+    let stored = log.snapshot(session, kind.name, last).await?;
+    let taken = stored.and_then(|(seq, body)| Some((seq, serde_json::from_str(&body).ok()?)));
+    let (mut stored, mut fold) = taken.unwrap_or((0, fresh));
+    let mut read = stored;
+    while read < last {
+        let limit = usize::try_from(SLICE.min(last - read)).unwrap_or(usize::MAX);
+        let events = log.slice(session, read, limit).await?;
+        events.iter().for_each(|event| take(&mut fold, event));
+        read = events.last().map_or(read, |event| event.seq);
+        let ends = events.len() < limit || read >= last;
+        if read >= stored + SNAPSHOT_EVERY && (ends || !kind.newest_only) {
+            store(log, session, kind, read, &fold).await;
+            stored = read;
+        }
+        if ends {
             break;
         }
     }
-    if state.seq >= snapshot_at + SNAPSHOT_EVERY {
-        save(log, session, &state).await;
-    }
-    Ok(state)
+    Ok(fold)
 }
 
-/// Stores the state, in place of earlier ones. Without it (the disk is full) the next reader has
-/// more to read; nothing else follows.
-pub async fn save(log: &Log, session: &SessionId, state: &State) {
-    let Ok(body) = serde_json::to_string(state) else { return };
-    if let Err(error) = log.save_snapshot(session, KIND, state.seq, body, true).await {
-        tracing::debug!(%session, %error, "state not stored");
+/// Without it (the disk is full) the next reader has more to read; nothing else follows.
+async fn store(log: &Log, session: &SessionId, kind: &Kind, seq: u64, fold: &impl Serialize) {
+    let Ok(body) = serde_json::to_string(fold) else { return };
+    if let Err(error) = log.save_snapshot(session, kind.name, seq, body, kind.newest_only).await {
+        tracing::debug!(%session, %error, "fold not stored");
     }
 }

@@ -27,7 +27,7 @@ pub struct State {
     /// The last event that was folded.
     pub seq: u64,
     pub(crate) created: bool,
-    pub(crate) status: Resting,
+    pub(crate) status: Status,
     /// Client events that were not taken in yet, in order.
     pub(crate) queued: Vec<Queued>,
     /// Tool uses without a result, by their place in the log.
@@ -71,17 +71,6 @@ pub struct State {
     pub summary: Option<SummaryAt>,
     /// Summaries in a row that failed.
     pub(crate) summary_failures: u32,
-}
-
-/// A status with a default: a log without events rests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct Resting(pub Status);
-
-impl Default for Resting {
-    fn default() -> Self {
-        Self(Status::Idle)
-    }
 }
 
 /// A client event that waits to be taken in.
@@ -187,16 +176,16 @@ impl State {
 
     /// Whether a turn was under way when the log ended: whoever takes it up now recovers it.
     pub fn in_mid_turn(&self) -> bool {
-        matches!(self.status.0, Status::Running | Status::Rescheduling)
+        matches!(self.status, Status::Running | Status::Rescheduling)
     }
 
     pub fn status(&self) -> Status {
-        self.status.0
+        self.status
     }
 
     /// Whether the last failure put the turn off; going on says so.
     pub fn is_rescheduling(&self) -> bool {
-        self.status.0 == Status::Rescheduling
+        self.status == Status::Rescheduling
     }
 
     /// Whether an interrupt waits to be taken in.
@@ -210,8 +199,8 @@ impl State {
             && !self.decisions.contains_key(tool_use)
     }
 
-    /// Whether the session rests until its client has answered a call.
-    pub fn waits_for_client(&self) -> bool {
+    /// Whether a call has no result yet: it runs, is to run, or waits for the client.
+    pub fn has_open_calls(&self) -> bool {
         !self.pending.is_empty()
     }
 
@@ -225,7 +214,7 @@ impl State {
     pub fn take(&mut self, event: &Event) {
         self.seq = event.seq;
         if let Some(status) = event.body.status() {
-            self.status = Resting(status);
+            self.status = status;
         }
         match &event.body {
             Body::SessionCreated(Created { budget_cents, .. }) => {

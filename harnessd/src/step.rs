@@ -68,7 +68,7 @@ pub fn wait_after(state: &State, failed: &crate::log::RequestEnded) -> Option<u6
 
 impl State {
     fn next(&self) -> Step {
-        if !self.created || self.status.0 == Status::Terminated {
+        if !self.created || self.status == Status::Terminated {
             return Step::Rest;
         }
         if let Some(request) = &self.open_request {
@@ -88,7 +88,7 @@ impl State {
             return None;
         }
         let calls: Vec<_> = self.pending.values().cloned().collect();
-        let idle = self.status.0 != Status::Idle || !calls.is_empty();
+        let idle = self.status != Status::Idle || !calls.is_empty();
         Some(Step::Interrupt { events, calls, idle })
     }
 
@@ -108,7 +108,7 @@ impl State {
                 Verdict::Wait => wait.push(call.tool_use.clone()),
             }
         }
-        let waiting = self.status.0 == Status::Idle;
+        let waiting = self.status == Status::Idle;
         if waiting && wait.is_empty() {
             return Some(Step::Begin { events: confirmations });
         }
@@ -151,7 +151,7 @@ impl State {
         // Confirmations that nothing waits for (any more) are taken in and change nothing.
         let stray = self.waiting(Waiting::Confirmation);
         let messages = self.waiting(Waiting::Message);
-        if self.status.0 == Status::Idle {
+        if self.status == Status::Idle {
             let due = self.model_due && !self.is_over_budget();
             return match (messages.is_empty() && !due, stray.is_empty()) {
                 (true, true) => Step::Rest,

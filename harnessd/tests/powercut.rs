@@ -5,10 +5,15 @@
 //! synced, and of the rest any part, torn at sectors.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
+#[path = "simulation/chance.rs"]
+#[allow(dead_code, reason = "the simulation draws in more ways")]
+mod chance;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use chance::Chance;
 use harnessd::log::objects::NewObject;
 use harnessd::log::{Agent, Body, Created, Guard, Log};
 use ipc::id::SessionId;
@@ -130,20 +135,13 @@ fn parse(mut bytes: &[u8]) -> Vec<Record> {
     records
 }
 
-/// Draws numbers (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % limit as u64).unwrap()
-    }
+/// Draws one of the first `limit` numbers.
+fn below(chance: &Chance, limit: usize) -> usize {
+    usize::try_from(chance.below(limit as u64)).unwrap()
 }
 
 /// What a disk may hold of one file when the power goes after these records.
-fn surviving(records: &[Record], file: u8, syncs_count: bool, chance: &mut Chance) -> Vec<u8> {
+fn surviving(records: &[Record], file: u8, syncs_count: bool, chance: &Chance) -> Vec<u8> {
     let of_file = |record: &&Record| record.file == file;
     let mine: Vec<&Record> = records.iter().filter(of_file).collect();
     let synced = mine.iter().rposition(|record| record.kind == Kind::Sync && syncs_count);
@@ -154,7 +152,7 @@ fn surviving(records: &[Record], file: u8, syncs_count: bool, chance: &mut Chanc
         let kept = match chance.below(4) {
             _ if certain => record.bytes.len(),
             0 => 0,
-            1 => (chance.below(record.bytes.len() / SECTOR + 1)) * SECTOR,
+            1 => (below(chance, record.bytes.len() / SECTOR + 1)) * SECTOR,
             _ => record.bytes.len(),
         };
         match record.kind {
@@ -184,7 +182,7 @@ fn acknowledged(records: &[Record]) -> [u64; SESSIONS] {
 }
 
 /// Cuts the power at one moment; says what is wrong afterwards.
-async fn cut(records: &[Record], at: usize, syncs_count: bool, chance: &mut Chance) -> Vec<String> {
+async fn cut(records: &[Record], at: usize, syncs_count: bool, chance: &Chance) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let records = &records[..at];
     for (file, name) in [(DATABASE, "sessions.db"), (1, "sessions.db-wal")] {
@@ -232,16 +230,16 @@ async fn after_a_power_cut_at_any_write_all_that_was_acknowledged_is_there() {
     assert!(checkpoints > 1, "the log was never taken over into the database");
 
     for seed in 0..CUTS {
-        let mut chance = Chance(seed);
-        let at = begins + chance.below(records.len() - begins) + 1;
-        let problems = cut(&records, at, true, &mut chance).await;
+        let chance = Chance::new(seed);
+        let at = begins + below(&chance, records.len() - begins) + 1;
+        let problems = cut(&records, at, true, &chance).await;
         assert_eq!(problems, Vec::<String>::new(), "power cut {seed}, after record {at}");
     }
     // The same disk without its syncs: else this test could not fail.
     let mut lost = 0;
     for seed in 0..20 {
-        let mut chance = Chance(seed);
-        let problems = cut(&records, records.len(), false, &mut chance).await;
+        let chance = Chance::new(seed);
+        let problems = cut(&records, records.len(), false, &chance).await;
         lost += usize::from(!problems.is_empty());
     }
     assert!(lost > 0, "nothing is lost without a single sync");

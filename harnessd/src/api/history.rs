@@ -7,42 +7,22 @@
 use ipc::id::SessionId;
 
 use super::wire::{Fold, WireEvent};
+use crate::fold::{self, Kind};
 use crate::log::{Log, LogError};
 
 /// Events read at once.
 const SLICE: u64 = 1_000;
 
-/// Events behind a stored fold before another is stored.
-const SNAPSHOT_EVERY: u64 = 512;
 /// Changes with every change of [`Fold`].
-const KIND: &str = "wire/1";
+const WIRE: Kind = Kind { name: "wire/1", newest_only: false };
 
 /// A place in the history; see [`WireEvent::place`].
 pub type Place = (u64, u32);
 
 /// A fold that has read everything up to event `last`, from where one was last stored.
 pub async fn fold_after(log: &Log, session: &SessionId, last: u64) -> Result<Fold, LogError> {
-    let stored = log.snapshot(session, KIND, last).await?;
-    let taken = stored.and_then(|(seq, body)| Some((seq, serde_json::from_str(&body).ok()?)));
-    let (mut read, mut fold) = taken.unwrap_or_else(|| (0, Fold::new(session.as_str())));
-    let mut stored = read;
-    while read < last {
-        let limit = usize::try_from(SNAPSHOT_EVERY.min(last - read)).unwrap_or(usize::MAX);
-        let events = log.slice(session, read, limit).await?;
-        let Some(newest) = events.last() else { break };
-        read = newest.seq;
-        events.iter().for_each(|event| drop(fold.feed(event)));
-        if read >= stored + SNAPSHOT_EVERY
-            && let Ok(body) = serde_json::to_string(&fold)
-        {
-            // A full disk makes the next reading longer, and this one no worse.
-            if let Err(error) = log.save_snapshot(session, KIND, read, body, false).await {
-                tracing::debug!(%session, %error, "fold not stored");
-            }
-            stored = read;
-        }
-    }
-    Ok(fold)
+    let fresh = Fold::new(session.as_str());
+    fold::upto(log, session, &WIRE, last, fresh, |fold, event| drop(fold.feed(event))).await
 }
 
 /// Gives what comes behind `behind`, oldest first, for as long as `take` wants more.

@@ -504,10 +504,11 @@ impl Body {
     }
 }
 
-/// The status of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The status of a session; one without events rests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
+    #[default]
     Idle,
     Running,
     Rescheduling,

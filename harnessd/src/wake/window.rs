@@ -23,32 +23,25 @@ impl Window {
 
 impl Run {
     pub(super) async fn prompt(&mut self, cut: Cut) -> Result<Prompt, LogError> {
-        self.show(cut).await?;
-        Ok(self.window.as_ref().map_or_else(
-            || context::prompt(&self.agent, &[], &Cut::default()),
-            |window| context::prompt(&self.agent, &window.events, &window.cut),
-        ))
+        let window = self.show(cut).await?;
+        let prompt = context::prompt(&self.agent, &window.events, &window.cut);
+        self.window = Some(window);
+        Ok(prompt)
     }
 
     pub(super) async fn summary_prompt(&mut self, cut: Cut, upto: u64) -> Result<Prompt, LogError> {
-        self.show(cut).await?;
-        let empty = (Vec::new(), Cut::default());
-        let (events, cut) = match &self.window {
-            Some(window) => (&window.events, &window.cut),
-            None => (&empty.0, &empty.1),
-        };
-        Ok(context::summary_prompt(&self.agent, events, cut, upto))
+        let window = self.show(cut).await?;
+        let prompt = context::summary_prompt(&self.agent, &window.events, &window.cut, upto);
+        self.window = Some(window);
+        Ok(prompt)
     }
 
-    /// Sees to it that the window holds what the cut asks for.
-    async fn show(&mut self, cut: Cut) -> Result<(), LogError> {
+    /// Takes the window out, made to hold what the cut asks for.
+    async fn show(&mut self, cut: Cut) -> Result<Window, LogError> {
         let log = &self.parts.log;
         let from = cut.read_from.max(1);
         let mut tail = match self.window.take() {
-            Some(window) if window.cut == cut => {
-                self.window = Some(window);
-                return Ok(());
-            }
+            Some(window) if window.cut == cut => return Ok(window),
             Some(mut window) if window.from <= from => {
                 window.events.retain(|event| event.seq >= from);
                 window.events
@@ -62,8 +55,7 @@ impl Run {
         };
         let mut events = read_named(log, &self.session, &cut).await?;
         events.append(&mut tail);
-        self.window = Some(Window { cut, from, events });
-        Ok(())
+        Ok(Window { cut, from, events })
     }
 }
 

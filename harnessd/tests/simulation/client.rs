@@ -147,7 +147,7 @@ pub async fn rests(log: &Log, session: &SessionId, processes: &Processes) -> boo
         return false;
     }
     let state = State::of(&log.all(session).await.unwrap());
-    if !state.waits_for_client() {
+    if !state.has_open_calls() {
         return true;
     }
     let world = processes.lock().unwrap().first().map(|process| Arc::clone(&process.life.world));
