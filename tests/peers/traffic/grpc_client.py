@@ -59,13 +59,15 @@ except grpc.RpcError as error:
     holds("error after a message",
           len(seen) <= 1 and told == (grpc.StatusCode.FAILED_PRECONDITION, "not today: 100% \u2713"), told)
 try:
-    channel.unary_unary(path("Wait"))(b"", timeout=1)
+    channel.unary_unary(path("Wait"))(b"deadline", timeout=1)
     holds("deadline", False)
 except grpc.RpcError as error:
     holds("deadline", error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error)
-cancelled = channel.unary_unary(path("Wait")).future(b"")
-cancelled.cancel()
-holds("cancelled", cancelled.cancelled())
+cancelled = channel.unary_unary(path("Wait")).future(b"cancelled")
+for claim, told in [("a call without a deadline reaches the server", "HasBegun"),
+                    ("and when it is cancelled the server sees it end", "HasEnded")]:
+    holds(claim, channel.unary_unary(path(told))(b"cancelled", timeout=LIMIT) == b"yes")
+    cancelled.cancel()
 try:
     channel.unary_unary("/other.Peer/Echo")(b"", timeout=LIMIT)
     holds("denied method", False)

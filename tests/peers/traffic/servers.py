@@ -4,10 +4,12 @@ Started as `servers.py KIND PORT CERT KEY TOKEN`; serves until it is ended.
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import http
 import ssl
 import sys
+import threading
 
 KIND, PORT, CERT, KEY, TOKEN = sys.argv[1], int(sys.argv[2]), *sys.argv[3:6]
 WANTED = f"Bearer {TOKEN}"
@@ -51,12 +53,21 @@ def grpc_server():
         yield b"first"
         ctx.abort(grpc.StatusCode.FAILED_PRECONDITION, "not today: 100% \u2713")
 
+    # What became of a call of Wait, by its name: its beginning and its end, whoever ended it.
+    begun, ended = (collections.defaultdict(threading.Event) for _ in range(2))
+
     def wait(request, ctx):
         known(ctx)
-        ended = concurrent.futures.Future()
-        if ctx.add_callback(lambda: ended.set_result(None)):
-            ended.result(60)
+        if ctx.add_callback(ended[request].set):
+            begun[request].set()
+            ended[request].wait(120)
         return b""
+
+    def tell(events):
+        def told(request, ctx):
+            known(ctx)
+            return b"yes" if events[request].wait(30) else b"no"
+        return told
 
     methods = {
         "Echo": grpc.unary_unary_rpc_method_handler(echo),
@@ -65,6 +76,8 @@ def grpc_server():
         "Talk": grpc.stream_stream_rpc_method_handler(talk),
         "Fail": grpc.unary_stream_rpc_method_handler(fail),
         "Wait": grpc.unary_unary_rpc_method_handler(wait),
+        "HasBegun": grpc.unary_unary_rpc_method_handler(tell(begun)),
+        "HasEnded": grpc.unary_unary_rpc_method_handler(tell(ended)),
     }
     server = grpc.server(
         concurrent.futures.ThreadPoolExecutor(16),
