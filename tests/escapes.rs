@@ -103,7 +103,7 @@ fn calls_that_go_around_the_filter_are_closed_and_runtimes_fall_back() {
 
     let expected = "io_uring_setup ENOSYS\nio_uring_enter ENOSYS\nio_uring_register ENOSYS\n\
         clone3 ENOSYS\nunshare-user EPERM\nunshare-net EPERM\nclone-user EPERM\nbpf EPERM\n\
-        keyctl EPERM\nuserfaultfd EPERM\nptrace-me EPERM\nno-such-call ENOSYS\n\
+        keyctl EPERM\nuserfaultfd EPERM\nno-such-call ENOSYS\n\
         thread\nchild\nshared 3\nterminal true\n";
     assert_eq!(out, expected);
 }

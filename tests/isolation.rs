@@ -53,7 +53,8 @@ fn cannot_make_namespaces_mounts_or_devices() {
 
     let refused = "unshare-user EPERM\nunshare-net EPERM\nunshare-mount EPERM\nmount EPERM\n\
         umount EPERM\nmknod EACCES\nchroot EPERM\nsethostname EPERM\nsetns EPERM\n\
-        first-process EACCES\nloopback-down EPERM\ndelete-route EPERM\n";
+        ptrace-first-process EPERM\nfirst-process EACCES\nloopback-down EPERM\n\
+        delete-route EPERM\n";
     assert_eq!(out, refused);
 }
 

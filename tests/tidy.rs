@@ -1,6 +1,7 @@
 //! The house rules that a machine can check, over the tree as it is.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -196,15 +197,19 @@ fn no_type_has_an_empty_name_and_nothing_is_left_to_do() {
 }
 
 #[test]
-fn every_test_that_the_table_of_attacks_names_exists() {
+fn rows_of_the_table_of_attacks_have_ids_of_their_own_and_name_tests_that_exist() {
     let table = std::fs::read_to_string(root().join("tests/attacks.md")).unwrap();
     let sources = rust();
     let mut rows = 0;
+    let mut ids = BTreeSet::new();
     let mut bad = Vec::new();
     for line in table.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| id")) {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let test = cells.get(3).copied().unwrap_or_default();
         rows += 1;
+        if !ids.insert(cells[1]) {
+            bad.push(format!("a second {}: {line}", cells[1]));
+        }
         if test.starts_with("n/a: ") || test.starts_with("open: ") {
             continue;
         }
@@ -223,7 +228,7 @@ fn every_test_that_the_table_of_attacks_names_exists() {
     }
 
     assert!(rows > 20, "the table of attacks has only {rows} rows");
-    assert_none("rows whose test does not exist", &bad);
+    assert_none("rows whose test does not exist, or whose id is another's too", &bad);
 }
 
 #[test]
@@ -303,33 +308,46 @@ fn nothing_names_a_public_registry_or_a_private_machine() {
         ["npm", "js."].concat(),
         ["index.", "crates"].concat(),
         ["static.", "crates"].concat(),
+        ["packa", "gist.", "org"].concat(),
+        ["ruby", "gems.", "org"].concat(),
+        ["maven.", "org"].concat(),
+        ["proxy.", "golang"].concat(),
         ["deb.", "debian"].concat(),
         ["/wo", "rk/main"].concat(),
         ["/wo", "rk/shared"].concat(),
     ];
-    let tops = ["policies", "proxyd", "sandboxd", "harnessd", "cli", "ipc", "tests", "systemd"];
     let mut bad = Vec::new();
-    for ending in [".rs", ".md", ".toml", ".py", ".json", ".service", ".socket"] {
-        let mut all = Vec::new();
-        for top in tops {
-            if has_ending(&root().join(top), ending) {
-                all.extend(files(&[top], ending));
-            }
-        }
-        for (file, text) in all {
-            for word in words.iter().filter(|w| text.contains(w.as_str())) {
-                bad.push(format!("{file}: {word}"));
-            }
+    let all = everything();
+    for name in ["README.md", "bench/run", ".ci/run", "tests/peers/clients.py", "systemd/package"] {
+        assert!(all.iter().any(|(file, _)| file == name), "{name} was not looked at");
+    }
+    for (file, text) in all {
+        for word in words.iter().filter(|w| text.contains(w.as_str())) {
+            bad.push(format!("{file}: {word}"));
         }
     }
 
     assert_none("names that do not belong here", &bad);
 }
 
-fn has_ending(folder: &Path, ending: &str) -> bool {
-    std::fs::read_dir(folder).unwrap().map(|e| e.unwrap()).any(|entry| {
-        let path = entry.path();
-        (path.is_dir() && has_ending(&path, ending))
-            || entry.file_name().to_string_lossy().ends_with(ending)
-    })
+/// Every file of ours, whatever its name and whatever is in it; not what is built, nor cargo's own
+/// list of where crates come from.
+fn everything() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut open: Vec<PathBuf> = CRATES.iter().map(|name| root().join(name)).collect();
+    open.extend(["bench", "systemd", ".ci"].map(|name| root().join(name)));
+    open.push(root());
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap()) {
+            let (path, kind) = (entry.path(), entry.file_type().unwrap());
+            if kind.is_dir() && folder != root() && entry.file_name() != "target" {
+                open.push(path);
+            } else if kind.is_file() && entry.file_name() != "Cargo.lock" {
+                let shown = path.strip_prefix(root()).unwrap().display().to_string();
+                let bytes = std::fs::read(&path).unwrap();
+                found.push((shown, String::from_utf8_lossy(&bytes).into_owned()));
+            }
+        }
+    }
+    found
 }

@@ -46,7 +46,6 @@ pub fn filtered() -> Vec<Made> {
         ("bpf", libc::SYS_bpf, six([0, page, 8])),
         ("keyctl", libc::SYS_keyctl, six([])),
         ("userfaultfd", libc::SYS_userfaultfd, six([])),
-        ("ptrace-me", libc::SYS_ptrace, six([libc::PTRACE_ATTACH as usize, 1])),
         ("no-such-call", 4000, six([])),
     ];
     calls
@@ -77,6 +76,7 @@ pub fn privileged() -> Vec<Made> {
         ("chroot", libc::SYS_chroot, six([root])),
         ("sethostname", libc::SYS_sethostname, six([name, 3])),
         ("setns", libc::SYS_setns, six([descriptor, 0])),
+        ("ptrace-first-process", libc::SYS_ptrace, six([libc::PTRACE_ATTACH as usize, 1])),
     ];
     let mut outcomes: Vec<Made> = calls
         .into_iter()
