@@ -184,6 +184,10 @@ async fn serve(
     loopback: Option<OwnedFd>,
 ) -> Result<(), RunError> {
     let layout = &config.layout;
+    // Whoever was importing has lost its connection. A full disk keeps nobody from starting.
+    if let Err(error) = log.break_imports_off().await {
+        tracing::warn!(%error, "what broken-off imports have left stays");
+    }
     let stop = CancellationToken::new();
     let egress = Egress::new(layout.proxyd_lease(), layout.proxyd_egress(), MODEL_ENVIRONMENT);
     let models = Models::new(config.models.clone(), scripts, egress);

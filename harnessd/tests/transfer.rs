@@ -5,40 +5,12 @@ mod rig;
 
 use std::os::unix::fs::PermissionsExt;
 
-use axum::http::Method;
 use harnessd::log::{Body, CallOutcome, Log, Note};
-use http_body_util::BodyExt;
 use ipc::fault::Code;
-use ipc::http::Client;
 use ipc::id::SessionId;
+use rig::files::{bytes, chained, exported, import};
 use rig::{Rig, idle, kinds, say, session, turn, until};
 use serde_json::{Value, json};
-
-async fn bytes(client: &Client, path: &str) -> Vec<u8> {
-    let response = client.send(Method::GET, path, None, Default::default()).await.unwrap();
-    assert_eq!(response.status(), 200);
-    response.into_body().collect().await.unwrap().to_bytes().to_vec()
-}
-
-/// The lines of a session's file: the first, its events, the last.
-async fn exported(client: &Client, session: &SessionId) -> (Value, Vec<Value>, Value) {
-    let file = bytes(client, &format!("/cleanhands/v1/sessions/{session}/export")).await;
-    let text = String::from_utf8(file).unwrap();
-    let mut lines: Vec<Value> =
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let end = lines.pop().unwrap();
-    (lines.remove(0), lines, end)
-}
-
-async fn import(
-    client: &Client,
-    header: &Value,
-    events: &[Value],
-    last: bool,
-) -> Result<Value, ipc::fault::Fault> {
-    let path = format!("/cleanhands/v1/sessions/{}/import", header["session"].as_str().unwrap());
-    client.post(&path, &json!({ "header": header, "events": events, "last": last })).await
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_taken_while_sessions_run_is_whole_and_leaves_nothing_behind() {
@@ -197,21 +169,10 @@ async fn a_file_that_was_changed_or_is_not_whole_is_refused_and_makes_no_session
 
 /// The lines with another last event, under a hash that fits: a file of somebody's own.
 fn forged(session: &SessionId, lines: &[Value]) -> Vec<Value> {
-    use sha2::{Digest, Sha256};
     let mut lines = lines.to_vec();
     let last = lines.last_mut().unwrap();
     last["body"] = json!(format!("{} ", last["body"].as_str().unwrap()));
-    let text = |key: &str| last[key].as_str().unwrap().to_owned();
-    let seq = last["seq"].to_string();
-    let (id, time, kind, body) = (text("id"), text("time"), text("kind"), text("body"));
-    let mut hasher = Sha256::new();
-    hasher.update(b"cleanhands session event 1\n");
-    for field in [&text("previous"), session.as_str(), &seq, &id, &time, &kind, &body] {
-        hasher.update((field.len() as u64).to_le_bytes());
-        hasher.update(field.as_bytes());
-    }
-    last["hash"] = json!(hex::encode(hasher.finalize()));
-    lines
+    chained(session, lines)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,7 +185,7 @@ async fn an_import_that_failed_or_broke_off_does_not_keep_the_true_file_out() {
     let (header, lines, _) = exported(&daemon.client, &id).await;
     say(&daemon.client, &id, "more").await;
     idle(&here.log(), &id, 2).await;
-    let (_, longer, _) = exported(&daemon.client, &id).await;
+    let (later_header, longer, _) = exported(&daemon.client, &id).await;
     let origin: Value = daemon.client.get(&format!("/v1/sessions/{id}")).await.unwrap();
     let other_events = forged(&id, &lines);
     let mut other_header = header.clone();
@@ -233,7 +194,7 @@ async fn an_import_that_failed_or_broke_off_does_not_keep_the_true_file_out() {
     let cases = [
         ("a forged file, refused", &header, &other_events, true, true),
         ("a forged file, broken off", &header, &other_events, false, false),
-        ("a later file, broken off", &header, &longer, false, false),
+        ("a later file, broken off", &later_header, &longer, false, false),
         ("a wrong first line", &other_header, &lines, true, true),
     ];
     for (case, first, events, last, refused) in cases {

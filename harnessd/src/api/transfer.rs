@@ -114,8 +114,8 @@ pub async fn import(
     let Step { header, events, last } = step;
     let taken = events.last().map_or(0, |event| event.seq);
     let imported = state.engine.log().import(&owner.0, Import { header, events, last }).await;
-    let state = imported.map_err(refused)?;
-    Ok(Json(json!({ "session": id, "event": taken, "whole": state.is_some() })))
+    let whole = imported.map_err(refused)?;
+    Ok(Json(json!({ "session": id, "event": taken, "whole": whole })))
 }
 
 fn refused(error: ImportError) -> ApiError {

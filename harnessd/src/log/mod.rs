@@ -186,7 +186,10 @@ impl Log {
     }
 }
 
-/// The time in the one form of the log: RFC 3339 in UTC, milliseconds; texts compare as times do.
+/// The one form of times in the log: RFC 3339 in UTC, milliseconds; texts compare as times do.
+const TIME_FORM: &str = "%Y-%m-%dT%H:%M:%S%.3fZ";
+
+/// The time in that form.
 pub fn now() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+    jiff::Timestamp::now().strftime(TIME_FORM).to_string()
 }

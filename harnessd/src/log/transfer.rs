@@ -4,6 +4,8 @@
 //! many steps as it needs and in a table of its own. The last step moves them to the log at once:
 //! until then the session does not exist. A step that is repeated changes nothing, and what a file
 //! that was refused has left goes, so an import that failed or broke off is simply begun again.
+//! What was gathered does not stay for long: an owner has one import under way, a step for another
+//! session ends the one before, and so does a start of the daemon.
 
 use std::fs::File;
 use std::time::Duration;
@@ -13,11 +15,10 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::event::{Body, Note};
+use super::event::{Body, Note, Status};
 use super::objects::{self, NewObject};
 use super::read::stored;
-use super::{Chain, Log, LogError, chain, read, schema};
-use crate::state::State;
+use super::{Chain, Log, LogError, TIME_FORM, chain, read, schema};
 
 /// Said in the first line of a file.
 pub const FORMAT: &str = "cleanhands session";
@@ -144,8 +145,14 @@ impl Log {
         .await
     }
 
-    /// Takes one step of an import, for `owner`.
-    pub async fn import(&self, owner: &str, step: Import) -> Result<Option<State>, ImportError> {
+    /// Forgets what imports have gathered that were under way, and have to be begun again.
+    pub async fn break_imports_off(&self) -> Result<(), LogError> {
+        let work = |connection: &Connection| Ok(connection.execute("DELETE FROM imports", [])?);
+        self.inner.writer.run(work).await.map(drop)
+    }
+
+    /// Takes one step of an import, for `owner`. True: the session is here.
+    pub async fn import(&self, owner: &str, step: Import) -> Result<bool, ImportError> {
         let Import { header, events, last } = step;
         if header.format != FORMAT || header.version != VERSION {
             return Err(ImportError::Form(format!("{} {}", header.format, header.version)));
@@ -168,12 +175,18 @@ impl Log {
         outcome
     }
 
-    async fn take(&self, owner: &str, step: Import) -> Result<Option<State>, ImportError> {
+    async fn take(&self, owner: &str, step: Import) -> Result<bool, ImportError> {
         let Import { header, events, last } = step;
+        if let Some(event) = events.iter().find(|event| event.seq > header.events) {
+            let (end, seq) = (header.events, event.seq);
+            let text = format!("the log ends at event {end}, and event {seq} follows");
+            return Err(ImportError::Chain(text));
+        }
         let (whose, id) = (owner.to_owned(), header.session.clone());
         // What an import that broke off had gathered may be longer than this file.
         let end = last.then(|| events.last().map_or(header.events, |event| event.seq));
         let work = move |connection: &Connection| {
+            discard_others(connection, &whose, &id)?;
             let gathered = gather(connection, &whose, &id, &events)?;
             if let Some(end) = end {
                 discard(connection, &whose, &id, end.saturating_add(1))?;
@@ -182,16 +195,16 @@ impl Log {
         };
         self.inner.writer.run(work).await?.map_err(ImportError::Chain)?;
         if !last {
-            return Ok(None);
+            return Ok(false);
         }
-        let state = self.check_imported(owner, &header).await?;
-        let (owner, status) = (owner.to_owned(), state.status());
+        let status = self.check_imported(owner, &header).await?;
+        let owner = owner.to_owned();
         let time = self.now();
         let work = move |connection: &Connection| {
             establish(connection, &owner, &header, status.as_str(), &time)
         };
         self.inner.writer.run(work).await?;
-        Ok(Some(state))
+        Ok(true)
     }
 
     /// Events that an import has gathered, behind `after`.
@@ -211,26 +224,38 @@ impl Log {
         .await
     }
 
-    /// Reads what was gathered from its beginning, as it will be read from now on.
-    async fn check_imported(&self, owner: &str, header: &Header) -> Result<State, ImportError> {
-        let mut state = State::default();
+    /// Reads what was gathered from its beginning, as it will be read from now on; gives the status
+    /// in which it ends.
+    async fn check_imported(&self, owner: &str, header: &Header) -> Result<Status, ImportError> {
         let mut check = chain::Check::new(header.session.as_str());
+        let (mut last, mut status) = (0, Status::default());
+        let mut misplaced = None;
         loop {
-            let rows = self.gathered(owner, &header.session, state.seq).await?;
+            let rows = self.gathered(owner, &header.session, last).await?;
             if rows.is_empty() {
                 break;
             }
             for (event, body) in rows {
                 check.event(&event, &body);
-                let event = read::decode(&header.session, (event, body))?;
-                state.take(&event);
+                let event = read::decode(&header.session, (event, body))
+                    .map_err(|error| ImportError::Chain(error.to_string()))?;
+                last = event.seq;
+                // The loop finds there, and only there, what the session is.
+                if (last == 1) != matches!(event.body, Body::SessionCreated(_)) {
+                    misplaced.get_or_insert(last);
+                }
+                status = event.body.status().unwrap_or(status);
             }
         }
         let report = check.finish(header.events, &header.head);
-        match report.problems.first() {
-            Some(problem) => Err(ImportError::Chain(problem.clone())),
-            None if !state.created => Err(ImportError::Chain("it has no first event".to_owned())),
-            None => Ok(state),
+        if let Some(problem) = report.problems.first() {
+            return Err(ImportError::Chain(problem.clone()));
+        }
+        match misplaced {
+            Some(1) => Err(ImportError::Chain("its first event makes no session".to_owned())),
+            Some(seq) => Err(ImportError::Chain(format!("event {seq} makes the session again"))),
+            None if last == 0 => Err(ImportError::Chain("it has no first event".to_owned())),
+            None => Ok(status),
         }
     }
 }
@@ -281,6 +306,9 @@ fn gather(
         if chain::hash(session.as_str(), &event, &body) != event.hash {
             return Ok(Err(format!("event {seq} was rewritten")));
         }
+        if !is_time(&event.time) {
+            return Ok(Err(format!("the time of event {seq} is none")));
+        }
         let before = match seq {
             0 => return Ok(Err("there is no event 0".to_owned())),
             1 => Some(chain::GENESIS.to_owned()),
@@ -303,6 +331,12 @@ fn gather(
         connection.prepare_cached(sql)?.execute(values)?;
     }
     Ok(Ok(()))
+}
+
+/// Whether a text is a time in the form of the log: only those compare as times do.
+fn is_time(text: &str) -> bool {
+    let time = text.parse::<jiff::Timestamp>();
+    time.is_ok_and(|time| time.strftime(TIME_FORM).to_string() == text)
 }
 
 fn hash_at(
@@ -330,6 +364,17 @@ fn discard(
     Ok(())
 }
 
+/// Forgets what another import of the same owner has gathered.
+fn discard_others(
+    connection: &Connection,
+    owner: &str,
+    session: &SessionId,
+) -> Result<(), LogError> {
+    let sql = "DELETE FROM imports WHERE owner = ?1 AND session <> ?2";
+    connection.execute(sql, [owner, session.as_str()])?;
+    Ok(())
+}
+
 /// Makes the session exist. It rests until its client says something, whatever it was doing where
 /// it came from: there it may go on.
 fn establish(
@@ -353,6 +398,10 @@ fn establish(
     // What the first line says is under no hash; the first event is.
     let sql = "SELECT time FROM events WHERE session = ?1 AND seq = 1";
     let created_at: String = connection.query_row(sql, [session.as_str()], |row| row.get(0))?;
+    // The clock may be behind that of the host it came from; the order of a session's times goes on.
+    let sql = "SELECT max(time) FROM events WHERE session = ?1";
+    let latest: String = connection.query_row(sql, [session.as_str()], |row| row.get(0))?;
+    let time = time.max(latest.as_str());
     let sql = "INSERT INTO chains (session, owner, status, events, head, fence,
                unsettled, created_at, updated_at) VALUES (?1, ?2, ?3, ?4, ?5, 0, 0, ?6, ?7)";
     let values = params![session.as_str(), owner, status, events, head, created_at, time];

@@ -2,6 +2,7 @@
 //! pretend: they count, hold, and answer as the protocol says.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod files;
 pub mod peers;
 
 use std::os::unix::fs::PermissionsExt;
