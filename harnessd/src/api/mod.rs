@@ -70,6 +70,8 @@ pub struct ApiState {
     answers: Arc<tokio::sync::Mutex<()>>,
     /// How many more event streams may be opened.
     streams: Arc<tokio::sync::Semaphore>,
+    /// Held by the one replay that is under way.
+    replays: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl ApiState {
@@ -81,7 +83,8 @@ impl ApiState {
         let policies = Arc::new(policy_files::PolicyFiles::new(config.policies_dir.clone()));
         let (config, keys) = (Arc::new(config), Arc::new(keys));
         let streams = Arc::new(tokio::sync::Semaphore::new(stream::STREAMS_MAX));
-        Self { engine, config, keys, policies, answers: Arc::default(), streams }
+        let (answers, replays) = (Arc::default(), Arc::default());
+        Self { engine, config, keys, policies, answers, streams, replays }
     }
 }
 

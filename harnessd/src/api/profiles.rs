@@ -1,9 +1,12 @@
 //! The operator's routes about what a model is shown: choose a profile, and compare them.
 
+use std::sync::Arc;
+
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 
 use super::body::JsonBody;
 use super::edge::Owner;
@@ -12,7 +15,7 @@ use super::fields::Fields;
 use super::query::Parameters;
 use super::{ApiState, session, sessions};
 use crate::context::{Profile, replay};
-use crate::log::{Body, Guard};
+use crate::log::{Body, Guard, LogError};
 
 const NAME_CHARS_MAX: usize = 80;
 /// A longer session is not replayed: every profile may read all of it.
@@ -54,10 +57,8 @@ pub async fn compare(
         let why = format!("session {id} has {length} events: replay takes up to {EVENTS_MAX}");
         return Err(ApiError::invalid(why));
     }
-    let events = log.all(&session).await?;
-    let work = move || replay(&events, profile);
-    let report = tokio::task::spawn_blocking(work).await;
-    let report = report.map_err(|error| ApiError::internal(&error))?;
+    let work = move |events: Vec<_>| replay(&events, profile);
+    let report = alone(&state.replays, log.all(&session), work).await?;
     Ok(Json(json!({
         "profile": profile.to_string(),
         "requests": report.requests,
@@ -70,6 +71,74 @@ pub async fn compare(
     })))
 }
 
+/// Reads and works in turn with all others: a replay takes a whole session into memory and a
+/// processor for a while. Whoever has gone meanwhile loses its place, but not work that has begun.
+async fn alone<R, T>(
+    turn: &Arc<Mutex<()>>,
+    read: impl Future<Output = Result<R, LogError>>,
+    work: impl FnOnce(R) -> T + Send + 'static,
+) -> Result<T, ApiError>
+where
+    R: Send + 'static,
+    T: Send + 'static,
+{
+    let turn = Arc::clone(turn).lock_owned().await;
+    let read = read.await?;
+    let work = move || {
+        let done = work(read);
+        drop(turn);
+        done
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::internal(&error))
+}
+
 fn read(field: &str, name: &str) -> Result<Profile, ApiError> {
     name.parse().map_err(|error| ApiError::field(field, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_replay_is_under_way_at_a_time_although_its_client_has_gone() {
+        let turn = Arc::default();
+        let (under_way, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (go_on, begun) = (std::sync::mpsc::channel(), tokio::sync::oneshot::channel());
+        let first = {
+            let (under_way, turn) = (Arc::clone(&under_way), Arc::clone(&turn));
+            let work = move |()| {
+                under_way.fetch_add(1, Ordering::SeqCst);
+                begun.0.send(()).unwrap();
+                go_on.1.recv().unwrap();
+                under_way.fetch_sub(1, Ordering::SeqCst);
+            };
+            tokio::spawn(async move { alone(&turn, async { Ok(()) }, work).await })
+        };
+        begun.1.await.unwrap();
+        first.abort();
+        let later: Vec<_> = (0..8)
+            .map(|_| {
+                let (under_way, most) = (Arc::clone(&under_way), Arc::clone(&most));
+                let turn = Arc::clone(&turn);
+                let work = move |()| {
+                    let now = under_way.fetch_add(1, Ordering::SeqCst) + 1;
+                    most.fetch_max(now, Ordering::SeqCst);
+                    under_way.fetch_sub(1, Ordering::SeqCst);
+                };
+                tokio::spawn(async move { alone(&turn, async { Ok(()) }, work).await })
+            })
+            .collect();
+        // Each has had its chance to begin beside the first.
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
+        go_on.0.send(()).unwrap();
+        for task in later {
+            task.await.unwrap().unwrap();
+        }
+
+        assert_eq!(most.load(Ordering::SeqCst), 1);
+    }
 }

@@ -76,17 +76,14 @@ fn request(
     cut: &Cut,
     before: &[String],
 ) -> Vec<String> {
-    let mut shown: Vec<Event> = Vec::new();
-    if let Some(seq) = cut.summary {
-        shown.extend(summaries.iter().filter(|event| event.seq == seq).cloned());
-    }
     // A stand-in shares the number of the request behind it, so it goes in front of all.
-    shown.iter_mut().for_each(|event| event.seq = 0);
+    let summary = cut.summary.and_then(|seq| summaries.iter().find(|event| event.seq == seq));
+    let summary = summary.map(|summary| Event { seq: 0, ..summary.clone() });
     let cut = Cut { summary: cut.summary.map(|_| 0), ..cut.clone() };
     let named = cut.turn.map_or(cut.read_from, |turn| turn.read_from.min(cut.read_from));
-    shown.extend(events.iter().filter(|event| event.seq >= named).cloned());
-    let messages: Vec<String> =
-        talk::messages(&shown, &cut, None).iter().map(ToString::to_string).collect();
+    let shown = &events[events.partition_point(|event| event.seq < named)..];
+    let messages = talk::messages(summary.iter().chain(shown), &cut, None);
+    let messages: Vec<String> = messages.iter().map(ToString::to_string).collect();
     let bytes: u64 = messages.iter().map(|message| message.len() as u64).sum();
     let same = messages.iter().zip(before).take_while(|(now, then)| now == then);
     report.requests += 1;

@@ -22,18 +22,21 @@ const WAS_CUT: &str = "[Your answer was cut off by its length limit. A tool call
 const NO_RESULT: &str = "no result was recorded: outcome unknown";
 
 /// The messages of a log from `cut` on; behind them the user says `last`.
-pub fn messages(events: &[Event], cut: &Cut, last: Option<&str>) -> Vec<Value> {
+pub fn messages<'a, E>(events: E, cut: &Cut, last: Option<&str>) -> Vec<Value>
+where
+    E: IntoIterator<Item = &'a Event, IntoIter: Clone>,
+{
+    let events = events.into_iter();
     let said: HashMap<&str, &[Value]> = events
-        .iter()
+        .clone()
         .filter_map(|event| match &event.body {
             Body::UserMessage { content } => Some((event.id.as_str(), content.as_slice())),
             _ => None,
         })
         .collect();
     let mut talk = Talk::default();
-    talk.open(events, cut, &said);
-    let shown = events.partition_point(|event| event.seq < cut.from);
-    for event in &events[shown..] {
+    talk.open(events.clone(), cut, &said);
+    for event in events.skip_while(|event| event.seq < cut.from) {
         talk.take(event, &said);
     }
     if let Some(last) = last {
@@ -69,11 +72,16 @@ enum Role {
 
 impl Talk {
     /// What stands in front when the context does not begin with the session.
-    fn open(&mut self, events: &[Event], cut: &Cut, said: &HashMap<&str, &[Value]>) {
+    fn open<'a>(
+        &mut self,
+        mut events: impl Iterator<Item = &'a Event> + Clone,
+        cut: &Cut,
+        said: &HashMap<&str, &[Value]>,
+    ) {
         if cut.from == 0 {
             return;
         }
-        let summary = events.iter().find_map(|event| match &event.body {
+        let summary = events.clone().find_map(|event| match &event.body {
             Body::Summary(summary) if cut.summary == Some(event.seq) => Some(summary),
             _ => None,
         });
@@ -82,7 +90,7 @@ impl Talk {
             None => vec![text(LEFT_OUT)],
         };
         let turn = cut.turn.map_or(0, |turn| turn.seq);
-        let began = events.iter().find(|event| event.seq == turn && turn < cut.from);
+        let began = events.find(|event| event.seq == turn && turn < cut.from);
         if let Some(Body::Processed { events }) = began.map(|event| &event.body) {
             let words = events.iter().filter_map(|id| said.get(id.as_str()));
             content.extend(words.flat_map(|blocks| blocks.iter().cloned()));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::log::Summary;
+use crate::model::Answer;
 
 /// Before a summary that failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -31,16 +32,15 @@ impl Run {
                 ended.usage = answer.usage;
                 let price = self.parts.models.price(&self.agent.model);
                 ended.cost_nano_usd = price.map(|price| price.of(&answer.usage));
-                let texts = answer.blocks.iter().filter(|block| block["type"] == "text");
-                let texts: Vec<&str> = texts.filter_map(|block| block["text"].as_str()).collect();
-                let text = texts.join("\n\n");
-                if text.trim().is_empty() {
-                    let message = "the model was asked for a summary and wrote none";
-                    let failure = Failure::new(ErrorKind::ModelRequestFailed, message, true);
-                    ended.failure = Some(failure);
-                } else {
-                    let profile = profile.to_string();
-                    batch.push(Body::Summary(Summary { request, profile, upto, text }).into());
+                match written(&answer) {
+                    Ok(text) => {
+                        let profile = profile.to_string();
+                        batch.push(Body::Summary(Summary { request, profile, upto, text }).into());
+                    }
+                    Err(message) => {
+                        let failure = Failure::new(ErrorKind::ModelRequestFailed, message, true);
+                        ended.failure = Some(failure);
+                    }
                 }
                 ended.model = answer.model;
                 ended.message = answer.message;
@@ -49,5 +49,50 @@ impl Run {
         }
         batch.push(Body::ModelRequestEnded(ended).into());
         Ok(self.append(batch).await?)
+    }
+}
+
+/// The summary that an answer is, or why it is none: from now on it stands for all that happened,
+/// so half of one, or the reasons of a refusal, must not.
+fn written(answer: &Answer) -> Result<String, String> {
+    let reason = answer.stop_reason.as_deref().unwrap_or("no reason given");
+    if answer.cut || !matches!(reason, "end_turn" | "stop_sequence") {
+        return Err(format!("the model was asked for a summary and did not finish it: {reason}"));
+    }
+    let texts = answer.blocks.iter().filter(|block| block["type"] == "text");
+    let texts: Vec<&str> = texts.filter_map(|block| block["text"].as_str()).collect();
+    let text = texts.join("\n\n");
+    if text.trim().is_empty() {
+        return Err("the model was asked for a summary and wrote none".to_owned());
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn answer(stop_reason: Option<&str>, text: &str) -> Answer {
+        let blocks = vec![json!({ "type": "text", "text": text })];
+        let stop_reason = stop_reason.map(str::to_owned);
+        Answer { blocks, stop_reason, ..Answer::default() }
+    }
+
+    #[test]
+    fn only_an_answer_that_ended_by_itself_is_a_summary() {
+        for reason in ["end_turn", "stop_sequence"] {
+            assert_eq!(written(&answer(Some(reason), "so far")), Ok("so far".to_owned()));
+        }
+        for reason in
+            ["refusal", "max_tokens", "model_context_window_exceeded", "pause_turn", "tool_use"]
+        {
+            let why = written(&answer(Some(reason), "I cannot")).unwrap_err();
+            assert!(why.contains(reason), "{why}");
+        }
+        assert!(written(&answer(None, "so far")).is_err());
+        assert!(written(&answer(Some("end_turn"), " ")).is_err());
+        let cut = Answer { cut: true, ..answer(Some("end_turn"), "so far") };
+        assert!(written(&cut).is_err());
     }
 }
