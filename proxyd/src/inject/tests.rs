@@ -4,6 +4,7 @@ use policies::{Decision, EgressRequest, Host};
 
 use super::*;
 use crate::lease::share::Shares;
+use crate::vault::Secret;
 use crate::vault::tests::{CANARY, in_process, policy};
 
 const POLICY: &str = r#"
