@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ipc::id::RequestId;
-use policies::{Decision, EgressRequest, Host, Permit, Policy, Scheme};
+use policies::{Host, Permit, Policy, Scheme};
 
 use crate::Daemon;
 use crate::audit::Line;
@@ -19,7 +19,7 @@ use crate::head::{Fields, RequestHead};
 use crate::ids;
 use crate::inject::{self, Injected, LeaseContext, Payload};
 use crate::lease::Lease;
-use crate::lease::flow::{Entry, Flow, Given};
+use crate::lease::flow::{self, Entry, Flow, Given};
 use crate::relay::alarm::Alarm;
 use crate::relay::body::BodyIn;
 use crate::relay::exchange::{self, ExchangeError, Legs, Tally, Upgrade};
@@ -130,8 +130,8 @@ async fn decide_and_inject(
     line.generation = generation;
     check_authority(scene, &mut asked.head)?;
     check_protocol(asked)?;
-    let flow = flow(scene, &asked.head)?;
-    let permit = decide(&policy, &flow)?;
+    let request = judged_by(scene, &asked.head)?;
+    let permit = request.judge(&policy)?;
     line.rule = Some(permit.rule().to_owned());
     let guard = guard(&policy, asked);
     let context = LeaseContext {
@@ -157,7 +157,8 @@ async fn decide_and_inject(
         prepare_for_search(&mut spare.headers);
     }
     let credential = permit.credential().map(|credential| credential.name.clone());
-    let entry = scene.lease.flows.enter(flow, Given { generation, credential });
+    let given = Given { generation, credential };
+    let entry = scene.lease.flows.enter(Flow::Request(request), given);
     Ok((permit, injected, spare, guard, entry))
 }
 
@@ -222,26 +223,14 @@ pub fn environment_gone() -> Refusal {
     Refusal::denied(403, "environment_gone", "the policy of this environment is gone")
 }
 
-fn flow(scene: &Scene, head: &RequestHead) -> Result<Flow, Refusal> {
+fn judged_by(scene: &Scene, head: &RequestHead) -> Result<flow::Request, Refusal> {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec());
     let parts = (text(&head.method), text(head.path()), head.query().map(text).transpose());
     let (Ok(method), Ok(path), Ok(query)) = parts else {
         return Err(Refusal::denied(400, "request_malformed", "the request target is not ASCII"));
     };
     let (scheme, host, port) = (scene.scheme, scene.host.clone(), scene.port);
-    Ok(Flow::Request { scheme, host, port, method, path, query })
-}
-
-fn decide(policy: &Policy, flow: &Flow) -> Result<Permit, Refusal> {
-    let Flow::Request { scheme, host, port, method, path, query } = flow else {
-        return Err(environment_gone());
-    };
-    let request =
-        EgressRequest { scheme: *scheme, host, port: *port, method, path, query: query.as_deref() };
-    match policy.decide(&request) {
-        Decision::Allowed(permit) => Ok(permit),
-        Decision::Denied(denial) => Err(denial.into()),
-    }
+    Ok(flow::Request { scheme, host, port, method, path, query })
 }
 
 /// Keeps the answer in a form that can be searched for what was injected.
@@ -332,7 +321,12 @@ async fn exchange(
     let mut link = upstreams.link(permit, scene.scheme, tenant, want, !repeatable).await?;
     outcome.line.address = Some(link.address.to_string());
     upstreams.note(&link, flow);
-    for _ in 0..RETRIES_MAX {
+    let mut left = RETRIES_MAX;
+    loop {
+        if left == 0 {
+            // There is nobody to hold a refusal of the token back for.
+            going.spare = None;
+        }
         let sent = attempt(&mut link, asked, going, &outcome.tally).await;
         let Err(failure) = sent else {
             // A connection that brought an injected value back has it in its read buffers:
@@ -346,24 +340,18 @@ async fn exchange(
             && let Some(head) = going.spare.take()
         {
             link = with_another_token(scene, asked, going, head, link).await?;
-            upstreams.note(&link, flow);
-            continue;
+        } else {
+            let retry = retry(&failure, &link, repeatable, asked.framing == Framing::None);
+            let Some(retry) = retry.filter(|_| left > 0 && !asked.responder.has_started()) else {
+                pass_reset_on(&failure, asked);
+                return Err(failure.into());
+            };
+            link = upstreams.redial(link, retry).await?;
         }
-        let retry = retry(&failure, &link, repeatable, asked.framing == Framing::None);
-        let Some(retry) = retry.filter(|_| !asked.responder.has_started()) else {
-            pass_reset_on(&failure, asked);
-            return Err(failure.into());
-        };
-        link = upstreams.redial(link, retry).await?;
         outcome.line.address = Some(link.address.to_string());
         upstreams.note(&link, flow);
+        left -= 1;
     }
-    going.spare = None;
-    let sent = attempt(&mut link, asked, going, &outcome.tally).await;
-    sent.map_err(|failure| {
-        pass_reset_on(&failure, asked);
-        failure.into()
-    })
 }
 
 /// The request once more, with another token than the one that the upstream has refused.

@@ -4,23 +4,41 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use policies::{ConnectDecision, Decision, EgressRequest, Host, Policy, Scheme};
+use policies::{ConnectDecision, Decision, Denial, EgressRequest, Host, Permit, Policy, Scheme};
 use tokio_util::sync::CancellationToken;
 
 /// One thing under way.
 pub enum Flow {
-    Tunnel {
-        host: Host,
-        port: u16,
-    },
-    Request {
-        scheme: Scheme,
-        host: Host,
-        port: u16,
-        method: String,
-        path: String,
-        query: Option<String>,
-    },
+    Tunnel { host: Host, port: u16 },
+    Request(Request),
+}
+
+/// What a request is judged by.
+pub struct Request {
+    pub scheme: Scheme,
+    pub host: Host,
+    pub port: u16,
+    pub method: String,
+    pub path: String,
+    pub query: Option<String>,
+}
+
+impl Request {
+    /// What the policy says about it.
+    pub fn judge(&self, policy: &Policy) -> Result<Permit, Denial> {
+        let request = EgressRequest {
+            scheme: self.scheme,
+            host: &self.host,
+            port: self.port,
+            method: &self.method,
+            path: &self.path,
+            query: self.query.as_deref(),
+        };
+        match policy.decide(&request) {
+            Decision::Allowed(permit) => Ok(permit),
+            Decision::Denied(denial) => Err(denial),
+        }
+    }
 }
 
 /// Under what a flow was allowed.
@@ -49,20 +67,10 @@ impl Running {
                 ConnectDecision::Tunnel(permit) => permit,
                 ConnectDecision::Deny(_) | ConnectDecision::Inspect => return false,
             },
-            Flow::Request { scheme, host, port, method, path, query } => {
-                let request = EgressRequest {
-                    scheme: *scheme,
-                    host,
-                    port: *port,
-                    method,
-                    path,
-                    query: query.as_deref(),
-                };
-                match policy.decide(&request) {
-                    Decision::Allowed(permit) => permit,
-                    Decision::Denied(_) => return false,
-                }
-            }
+            Flow::Request(request) => match request.judge(policy) {
+                Ok(permit) => permit,
+                Err(_) => return false,
+            },
         };
         permit.credential().map(|credential| &credential.name) == self.credential.as_ref()
             && self.address.is_none_or(|(ip, own)| permit.address_allowed(ip, own).is_ok())
@@ -191,14 +199,14 @@ mod tests {
     }
 
     fn request() -> Flow {
-        Flow::Request {
+        Flow::Request(Request {
             scheme: Scheme::Https,
             host: Host::parse("a.test").unwrap(),
             port: 443,
             method: "GET".to_owned(),
             path: "/".to_owned(),
             query: None,
-        }
+        })
     }
 
     #[test]
