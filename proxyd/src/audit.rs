@@ -19,7 +19,6 @@ mod journal;
 mod read;
 mod record;
 
-use std::borrow::Borrow;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -217,11 +216,11 @@ impl Audit {
     }
 
     /// Records something else worth a line; resolves when it is on disk.
-    pub async fn note(&self, line: impl Borrow<Line>) -> Result<u64, AuditError> {
+    pub async fn note(&self, line: &Line) -> Result<u64, AuditError> {
         let mut synced = self.0.synced.subscribe();
         let number = {
             let mut state = self.0.state();
-            let number = state.write(AuditKind::Note, line.borrow())?;
+            let number = state.write(AuditKind::Note, line)?;
             state.urgent = true;
             self.0.wake(&mut state);
             self.0.hurry.notify_one();

@@ -192,12 +192,14 @@ async fn verify_names_what_was_changed_and_what_is_missing() {
 }
 
 #[tokio::test]
-async fn verify_misses_a_segment_that_was_removed_or_put_in_from_elsewhere() {
-    let dir = tempfile::tempdir().unwrap();
-    let audit = open(&dir);
+async fn verify_notices_a_segment_that_was_changed_removed_emptied_or_put_in_from_elsewhere() {
+    let [dir, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (audit, another) = (open(&dir), open(&elsewhere));
     for i in 0..4 {
-        audit.allow(&line(&format!("/{i}"))).await.unwrap();
-        audit.0.state().journal.fill_segment();
+        for (journal, place) in [(&audit, "here"), (&another, "there")] {
+            journal.allow(&line(&format!("/{place}/{i}"))).await.unwrap();
+            journal.0.state().journal.fill_segment();
+        }
     }
     let second = read::segment_path(dir.path(), 2);
     let third = read::segment_path(dir.path(), 3);
@@ -212,10 +214,20 @@ async fn verify_misses_a_segment_that_was_removed_or_put_in_from_elsewhere() {
     let removed = audit.verify().await.unwrap().problems;
     std::fs::write(&second, &bytes[..journal::HEADER_BYTES]).unwrap();
     let emptied = audit.verify().await.unwrap().problems;
+    let foreign = std::fs::read(read::segment_path(elsewhere.path(), 2)).unwrap();
+    std::fs::write(&second, foreign).unwrap();
+    let foreign = audit.verify().await.unwrap().problems;
+    // The same, with the beginning that it would need to have here.
+    let mut forged = std::fs::read(&second).unwrap();
+    forged[..journal::HEADER_BYTES].copy_from_slice(&bytes[..journal::HEADER_BYTES]);
+    std::fs::write(&second, forged).unwrap();
+    let forged = audit.verify().await.unwrap().problems;
 
     assert!(changed[0].starts_with("record 3 was changed"), "{changed:?}");
     assert!(removed[0].starts_with("record 2 is missing"), "{removed:?}");
     assert!(emptied[0].starts_with("record 2 is missing"), "{emptied:?}");
+    assert!(foreign[0].contains("record 2 does not follow"), "{foreign:?}");
+    assert!(forged[0].starts_with("record 2 was changed, or follows another"), "{forged:?}");
 }
 
 #[tokio::test]
