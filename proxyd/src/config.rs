@@ -18,8 +18,8 @@ use serde::Deserialize;
 
 pub use idle::Idle;
 pub use way_out::{
-    Dial, Exempt, Identity, Login, PasswordPlace, Protocols, ProxyRow, Resolve, Through,
-    UpstreamRow, WayOut,
+    Exempt, Identity, Login, PasswordPlace, Protocols, ProxyRow, Resolve, Through, UpstreamRow,
+    WayOut,
 };
 use way_out::{FileProxy, FileUpstream};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use policies::{Host, HostPattern};
 
-use super::way_out::Exempt;
+use super::way_out::{Dial, Exempt};
 use super::*;
 
 fn load(text: &str) -> Result<Config, ConfigError> {
@@ -27,7 +27,11 @@ state-dir = "/s"
 policies-dir = "/p"
 log = "debug"
 trusted-uids = [7]
+trusted-users = ["root"]
 key = "file:/k"
+secret-directories = ["/secrets"]
+idle-timeout = "7s"
+tunnel-idle-timeout = "8s"
 lease-addresses = ["172.17.0.1"]
 trust-store = "/roots.pem"
 [resolver]
@@ -61,8 +65,11 @@ fn every_key_has_its_effect() {
     assert_eq!(config.state(), Path::new("/s/proxyd"));
     assert_eq!(config.layout.policies, Path::new("/p"));
     assert_eq!(config.log, tracing::Level::DEBUG);
-    assert_eq!(config.trusted_uids, [7]);
+    assert_eq!(config.trusted_uids, [7, 0]);
     assert_eq!(config.key.as_deref(), Some("file:/k"));
+    assert_eq!(config.secret_directories, [Path::new("/secrets")]);
+    let seconds = |idle: &Idle| [idle.exchange, idle.tunnel].map(|time| time.as_secs());
+    assert_eq!(seconds(&config.idle), [7, 8]);
     assert_eq!(config.lease_addresses, ["172.17.0.1".parse::<IpAddr>().unwrap()]);
     let servers = ["10.0.0.2:53", "[::1]:5353"].map(|text| text.parse().unwrap());
     assert_eq!(config.resolver, servers);
@@ -151,7 +158,7 @@ fn mistakes_name_the_key_and_repeat_no_password() {
 }
 
 #[test]
-fn every_key_is_in_the_manual() {
+fn every_key_is_in_the_manual_and_tried_above() {
     let manual = include_str!("../../../systemd/man/proxyd.8.md");
     let keys = [
         "runtime-dir",
@@ -159,6 +166,7 @@ fn every_key_is_in_the_manual() {
         "policies-dir",
         "log",
         "trusted-uids",
+        "trusted-users",
         "key",
         "secret-directories",
         "idle-timeout",
@@ -185,13 +193,15 @@ fn every_key_is_in_the_manual() {
     let proxy = load("[upstream-proxy]\nno-such-key = 1\n").unwrap_err().to_string();
     let listed = format!("{top}{row}{proxy}");
     let words = listed.split('`').skip(1).step_by(2);
-    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy", "trusted-users"];
+    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy"];
     for word in words.filter(|word| !tables.contains(word)) {
         assert!(keys.contains(&word), "{word} is not in this list");
     }
 
     for key in keys {
         assert!(manual.contains(&format!("**{key}**")), "{key} is not in proxyd(8)");
+        let mut words = WHOLE.split_ascii_whitespace();
+        assert!(words.any(|word| word == key), "{key} has no effect above");
     }
 }
 

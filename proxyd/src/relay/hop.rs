@@ -33,7 +33,6 @@ pub struct Indispensable;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Connection {
     pub close: bool,
-    pub keep_alive: bool,
     /// The protocol to switch to, if an upgrade is asked for.
     pub upgrade: Option<Bytes>,
 }
@@ -85,7 +84,6 @@ fn said(headers: &Fields) -> Connection {
     let upgrade = headers.lists("connection", "upgrade");
     Connection {
         close: headers.lists("connection", "close"),
-        keep_alive: headers.lists("connection", "keep-alive"),
         upgrade: headers.first("upgrade").filter(|_| upgrade).cloned(),
     }
 }
