@@ -111,8 +111,8 @@ impl Shares {
     }
 
     /// A lease has an eighth at most, half of it for its connections and half for those to
-    /// upstreams; all requests together leave more than half. What is left is for others'
-    /// connections, the control sockets, the audit and lookups.
+    /// upstreams; harnessd's own has more ([`Shares::requests`]). All requests together leave more
+    /// than half: for clients' connections, the control sockets, the audit and lookups.
     fn of(descriptors: usize) -> Self {
         let part = (descriptors / 16).clamp(1, REQUESTS_MAX);
         Self {
@@ -178,11 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn no_lease_has_more_than_an_eighth_of_the_descriptors() {
+    fn no_lease_has_more_than_an_eighth_of_the_descriptors_and_the_harness_five_sixteenths() {
         for descriptors in [16, 256, 1024, 1 << 20] {
             let shares = Shares::of(descriptors);
-            assert!(shares.connections + shares.requests <= descriptors / 8);
+            let with = |harness| shares.connections + shares.requests(harness).own.max;
+            assert!(with(false) <= descriptors / 8);
+            assert!(with(true) <= descriptors / 16 * 5);
             assert!(shares.connections <= REQUESTS_MAX);
+            assert!(shares.requests_all.max < descriptors / 2);
         }
     }
 }
