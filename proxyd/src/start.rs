@@ -121,6 +121,10 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     private_directory(&state)?;
     private_directory(&state.join("audit"))?;
     private_directory(&state.join("policies"))?;
+    // What is synced below must be found again by its name.
+    std::fs::File::open(&state)
+        .and_then(|opened| opened.sync_all())
+        .map_err(|source| StartError::State { what: state.display().to_string(), source })?;
     let policies = Policies::load(&config.layout.policies, &state.join("policies"))?;
     let mut inherited = Inherited::from_environment()
         .map_err(|source| StartError::State { what: "passed sockets".to_owned(), source })?;

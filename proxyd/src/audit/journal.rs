@@ -75,10 +75,8 @@ impl Journal {
             Some((first, path)) => recover(*first, path, &segments)?,
             None => begin(dir, 1, &BEGINNING)?,
         };
-        // A sync of a new file does not cover its name, nor that of the directory.
-        let above = dir.parent().filter(|above| !above.as_os_str().is_empty());
-        let above = File::open(above.unwrap_or(Path::new("."))).map_err(cannot_write)?;
-        lock.sync_all().and_then(|()| above.sync_all()).map_err(cannot_write)?;
+        // A sync of a new file does not cover its name.
+        lock.sync_all().map_err(cannot_write)?;
         let mut journal = Self {
             dir: dir.to_owned(),
             lock: Some(lock),
