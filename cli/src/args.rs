@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -39,15 +39,12 @@ const EXEC_STATUS: &str = "\
 Exit status:
   the command's own; 128+N when signal N ended it; 125 when it could not be run at all";
 
-/// A time span as in policies.
+/// A time span as in policies, of some length.
 fn time(text: &str) -> Result<Duration, String> {
-    const UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
-    let read = |(unit, factor): (&str, u64)| {
-        let number = text.strip_suffix(unit)?.parse::<u64>().ok()?;
-        number.checked_mul(factor).filter(|seconds| *seconds > 0).map(Duration::from_secs)
-    };
-    let why = || "a time span is a number and s, m, h or d".to_owned();
-    UNITS.into_iter().find_map(read).ok_or_else(why)
+    match policies::time_span(text)? {
+        Duration::ZERO => Err("that is no time at all".to_owned()),
+        span => Ok(span),
+    }
 }
 
 /// An address with or without a port.
@@ -257,8 +254,9 @@ pub struct OpenLease {
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, require_equals = true,
         default_missing_value = "127.0.0.1", value_parser = address, conflicts_with = "unix")]
     pub tcp: Option<SocketAddr>,
-    /// Listen on a Unix socket of your own, on which you need no token
-    #[arg(long)]
+    /// Listen on a Unix socket of your own, on which you need no token: for programs that can be
+    /// told of such a proxy, since no variable leads to it
+    #[arg(long, conflicts_with_all = ["shell", "docker", "argv"])]
     pub unix: bool,
     /// Print the variables as lines for a shell
     #[arg(long, conflicts_with_all = ["docker", "json"])]
@@ -372,10 +370,27 @@ pub enum Policy {
     },
 }
 
+/// The subcommand that a line names which could not be read; none where that cannot be told.
+pub fn subcommand(words: &[OsString]) -> Option<String> {
+    let command = Args::command();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let word = word.to_str()?;
+        let Some(flag) = word.strip_prefix("--") else {
+            return command.find_subcommand(word).map(|found| found.get_name().to_owned());
+        };
+        let (name, joined) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
+        let flag = command.get_arguments().find(|known| known.get_long() == Some(name))?;
+        if flag.get_action().takes_values() && !joined {
+            words.next();
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -401,6 +416,28 @@ mod tests {
         for words in [["secret", "set", ""], ["session", "show", ""], ["key", "add", ""]] {
             let words = ["cleanhands"].into_iter().chain(words);
             assert!(Args::try_parse_from(words).is_err());
+        }
+    }
+
+    #[test]
+    fn the_subcommand_is_the_first_word_that_is_no_flag_and_no_flags_value() {
+        for (line, named) in [
+            ("secret set x", Some("secret")),
+            ("--json secret", Some("secret")),
+            ("--runtime-dir /run secret", Some("secret")),
+            ("--runtime-dir=/run secret", Some("secret")),
+            ("--runtime-dir secret exec", Some("exec")),
+            ("exec -- secret", Some("exec")),
+            ("run secret", Some("run")),
+            ("--runtime-dir secret", None),
+            ("--unknown secret", None),
+            ("-x secret", None),
+            ("-- secret", None),
+            ("unknown secret", None),
+            ("", None),
+        ] {
+            let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            assert_eq!(subcommand(&words).as_deref(), named, "{line}");
         }
     }
 

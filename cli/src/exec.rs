@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
-use ipc::fd::{Channel, MessageError};
+use ipc::fd::MessageError;
 use ipc::sandbox::{ExecReply, ExecRequest};
 use rustix::termios::{OptionalActions, Termios};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -46,9 +46,7 @@ async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
         env: terminal_env(),
         path,
     };
-    let channel = Channel::connect(&socket).map_err(|e| {
-        fail(e.to_string()).with_hint("is sandboxd running? `cleanhands doctor` tells")
-    })?;
+    let channel = place::connect(&socket, "sandboxd", "cleanhands")?;
     let mut signals = Signals::watch()?;
     let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let mut descriptors = vec![input.as_fd(), output.as_fd(), errors.as_fd()];

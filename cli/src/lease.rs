@@ -16,7 +16,6 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
-use ipc::fd::Channel;
 use ipc::id::LeaseId;
 use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, VERSION};
 use ipc::peer::Principal;
@@ -30,7 +29,10 @@ use crate::place;
 use crate::stop::Stop;
 use crate::term::{self, printable};
 use files::Files;
-use hold::{Held, Terms};
+use hold::Held;
+
+/// Who may speak about leases under systemd.
+const GROUP: &str = "cleanhands-leases";
 
 pub async fn lease(global: &Global, what: Lease) -> Result<ExitCode, Failure> {
     match what {
@@ -61,8 +63,8 @@ async fn open(global: &Global, options: OpenLease) -> Result<ExitCode, Failure> 
         session: None,
         descriptors: vec![Descriptor::Proxy],
     };
-    let terms = Terms { ttl: options.ttl };
-    let mut held = Held::open(place::layout(global).proxyd_lease(), open, terms, socket).await?;
+    let place = place::layout(global).proxyd_lease();
+    let mut held = Held::open(place, open, options.ttl, socket).await?;
     files.write(&held.ca_pem)?;
     let shown = print::Shown::new(&held, &entry, &files);
     files.write_environment(&shown.in_container())?;
@@ -200,9 +202,7 @@ async fn close(global: &Global, lease: &str) -> Result<ExitCode, Failure> {
 async fn ask(global: &Global, request: &LeaseRequest) -> Result<LeaseReply, Failure> {
     let socket = place::layout(global).proxyd_lease();
     let fail = |why: String| Failure::new(format!("{}: {why}", socket.display()));
-    let channel = Channel::connect(&socket).map_err(|error| {
-        fail(error.to_string()).with_hint("is proxyd running? `cleanhands doctor` tells")
-    })?;
+    let channel = place::connect(&socket, "proxyd", GROUP)?;
     channel.send(request, &[]).await.map_err(|error| fail(error.to_string()))?;
     match channel.receive::<LeaseReply>().await.map_err(|error| fail(error.to_string()))?.0 {
         LeaseReply::Refused { fault } => Err(fault.into()),

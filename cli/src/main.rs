@@ -56,9 +56,7 @@ fn main() -> ExitCode {
     let line = std::iter::once("cleanhands".into()).chain(words.iter().cloned());
     let args = match Args::try_parse_from(line) {
         Ok(args) => args,
-        Err(error) if error.use_stderr() && words.iter().any(|word| word == "secret") => {
-            return secret::misused(&error);
-        }
+        Err(error) if error.use_stderr() => return misused(&error, &words),
         Err(error) => error.exit(),
     };
     let json = args.global.json;
@@ -73,6 +71,15 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => failure.report(json),
+    }
+}
+
+/// What stands beside the word `secret` may be one, and is not repeated.
+fn misused(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    match args::subcommand(words).as_deref() {
+        Some("secret") => secret::misused(error, true),
+        None if words.iter().any(|word| word == "secret") => secret::misused(error, false),
+        _ => error.exit(),
     }
 }
 

@@ -8,7 +8,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ipc::fd::Channel;
 use ipc::http::Client;
 use ipc::layout::Layout;
 use ipc::sandbox::{ExecReply, ExecRequest};
@@ -125,9 +124,7 @@ async fn register(layout: &Layout, dir: &Path) -> Result<String, Failure> {
     let (fd, path) = open_workspace(dir)?;
     let socket = layout.sandboxd_exec();
     let fail = |what: String| Failure::new(format!("{}: {what}", socket.display()));
-    let channel = Channel::connect(&socket).map_err(|e| {
-        fail(e.to_string()).with_hint("is sandboxd running? `cleanhands doctor` tells")
-    })?;
+    let channel = place::connect(&socket, "sandboxd", "cleanhands")?;
     let request = ExecRequest::Workspace { path: path_text(&path)? };
     channel.send(&request, &[fd.as_fd()]).await.map_err(|e| fail(e.to_string()))?;
     match channel.receive().await.map_err(|e| fail(e.to_string()))?.0 {

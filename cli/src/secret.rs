@@ -19,14 +19,16 @@ use crate::failure::{Failure, INTERRUPTED, USAGE};
 use crate::place;
 use crate::term;
 
-/// Says how the subcommand is used, and nothing of what was typed: that may be the value.
-pub fn misused(error: &clap::Error) -> ExitCode {
+/// Says how the command is used, and nothing of what was typed: that may be the value. `named`:
+/// this subcommand was surely meant.
+pub fn misused(error: &clap::Error, named: bool) -> ExitCode {
     let usage = error.get(clap::error::ContextKind::Usage).map(ToString::to_string);
-    let usage = usage.unwrap_or_else(|| "Usage: cleanhands secret <COMMAND>".to_owned());
+    let usage = usage.unwrap_or_else(|| "Usage: cleanhands [OPTIONS] <COMMAND>".to_owned());
+    let advice = "a value is never an argument: cleanhands secret set NAME < FILE\n";
+    let advice = if named { advice } else { "" };
     let text = format!(
         "error: wrong arguments; they are not shown, as one may be a secret\n\
-         a value is never an argument: cleanhands secret set NAME < FILE\n\n\
-         {usage}\n\nFor more information, try '--help'."
+         {advice}\n{usage}\n\nFor more information, try '--help'."
     );
     // Nobody reads standard error: the exit status still tells.
     let _ = writeln!(std::io::stderr(), "{text}");

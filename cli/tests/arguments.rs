@@ -97,18 +97,57 @@ fn no_wrong_use_of_secret_repeats_an_argument() {
         &["secret", "remove", "s1", "SECRETARG"],
         &["--runtime-dir", "/nonexistent", "secret", "set", "s1", "SECRETARG"],
         &["--json", "secret", "set", "s1", "SECRETARG"],
-        &["s1", "secret", "set", "SECRETARG"],
     ] {
-        let output = cleanhands(args);
+        let errors = misused(args);
 
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
         assert!(!errors.contains("SECRETARG"), "{args:?}: {errors}");
         assert!(errors.contains("Usage:") && errors.contains("secret set NAME < FILE"), "{errors}");
-        assert!(output.stdout.is_empty(), "{args:?}");
     }
     let help = cleanhands(&["secret", "set", "--help"]);
     assert!(help.status.success() && text(&help.stdout).contains("NAME"), "help is no wrong use");
+}
+
+/// What wrong arguments bring to standard error, and nothing to standard output.
+fn misused(args: &[&str]) -> String {
+    let output = cleanhands(args);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    errors
+}
+
+#[test]
+fn where_secret_may_have_been_meant_no_argument_is_repeated_and_elsewhere_errors_are_as_ever() {
+    for args in [
+        &["s1", "secret", "set", "SECRETARG"][..],
+        &["SECRETARG", "secret", "set"],
+        &["--SECRETARG", "secret", "set", "s1"],
+        &["--runtime-dir", "secret", "set", "s1", "SECRETARG"],
+    ] {
+        let errors = misused(args);
+
+        assert!(!errors.contains("SECRETARG"), "{args:?}: {errors}");
+        assert!(errors.contains("Usage:") && !errors.contains("NAME < FILE"), "{args:?}: {errors}");
+    }
+    for args in [&["exec", "--wrong", "--", "secret"][..], &["run", "secret", "--wrong"]] {
+        let errors = misused(args);
+
+        assert!(errors.contains("--wrong") && !errors.contains("NAME < FILE"), "{errors}");
+    }
+}
+
+#[test]
+fn a_lease_on_a_unix_socket_has_no_variables_for_a_command_a_shell_or_a_container() {
+    for more in [&["--shell"][..], &["--docker"], &["--tcp"], &["--", "true"]] {
+        let errors = misused(&[&["lease", "open", "dev", "--unix"], more].concat());
+
+        assert!(errors.contains("--unix"), "{more:?}: {errors}");
+    }
+    for ttl in ["0s", "1", "-1h", "8 hours", "99999999999999999999d"] {
+        let errors = misused(&["lease", "open", "dev", &format!("--ttl={ttl}")]);
+
+        assert!(errors.contains("--ttl"), "{ttl}: {errors}");
+    }
 }
 
 #[test]

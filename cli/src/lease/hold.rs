@@ -11,18 +11,13 @@ use sha2::{Digest, Sha256};
 
 use super::files::Files;
 use crate::failure::Failure;
-use crate::term;
+use crate::{place, term};
 
 /// How long proxyd may take to answer.
 const REPLY: Duration = Duration::from_secs(30);
 /// Waits between two tries to open the lease again.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// What was asked for beside the environment.
-pub struct Terms {
-    pub ttl: Option<Duration>,
-}
 
 /// An open lease.
 pub struct Held {
@@ -48,16 +43,14 @@ impl Held {
     pub async fn open(
         socket: PathBuf,
         open: Open,
-        terms: Terms,
+        ttl: Option<Duration>,
         listener: OwnedFd,
     ) -> Result<Self, Failure> {
-        let until = terms.ttl.map(|ttl| Instant::now() + ttl);
-        let asked = try_open(&socket, &open, terms.ttl, None, &listener).await;
+        // What is too long for a clock here is too long for proxyd, which says so.
+        let until = ttl.and_then(|ttl| Instant::now().checked_add(ttl));
+        let asked = try_open(&socket, &open, ttl, None, &listener).await;
         let (channel, opened) = asked.map_err(|refused| match refused {
-            Refused::Said(failure) => failure,
-            Refused::Away(failure) => {
-                failure.with_hint("is proxyd running? `cleanhands doctor` tells")
-            }
+            Refused::Said(failure) | Refused::Away(failure) => failure,
         })?;
         let token = opened.token.ok_or_else(|| Failure::new("proxyd: a lease without a token"))?;
         let (ca_pem, env) = (opened.ca_pem, opened.env);
@@ -97,6 +90,7 @@ impl Held {
     async fn reopen(&mut self, files: &Files) -> Result<(), Failure> {
         term::aside("cleanhands: proxyd is away; the lease is opened again when it is back");
         let mut pause = PAUSE_MIN;
+        let mut said = None;
         loop {
             let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.as_secs() == 0) {
@@ -118,7 +112,11 @@ impl Held {
                 }
                 // A policy that is being edited, for one, may be right again in a moment.
                 Err(Refused::Said(failure)) => {
-                    term::aside(&format!("cleanhands: {}", term::printable(&failure.text)));
+                    let text = Some(failure.text);
+                    if let Some(new) = text.as_ref().filter(|_| text != said) {
+                        term::aside(&format!("cleanhands: {}", term::printable(new)));
+                    }
+                    said = text;
                     pause = PAUSE_MAX;
                 }
                 Err(Refused::Away(_)) => {}
@@ -144,8 +142,11 @@ async fn try_open(
     former: Option<&str>,
     listener: &OwnedFd,
 ) -> Result<(Channel, Opened), Refused> {
-    let away = |why: String| Refused::Away(Failure::new(format!("{}: {why}", socket.display())));
-    let channel = Channel::connect(socket).map_err(|error| away(error.to_string()))?;
+    let away = |why: String| {
+        let failure = Failure::new(format!("{}: {why}", socket.display()));
+        Refused::Away(failure.with_hint("`cleanhands doctor` tells how proxyd is"))
+    };
+    let channel = place::connect(socket, "proxyd", super::GROUP).map_err(Refused::Away)?;
     let terms = ipc::lease::Terms {
         ttl_seconds: ttl.map(|ttl| ttl.as_secs().max(1)),
         token_sha256: former.map(|token| hex::encode(Sha256::digest(token.as_bytes()))),

@@ -165,7 +165,10 @@ impl Shown {
                 "\nProcesses of this user need no token on that socket. The token for others:\n";
             text += &format!("  {}\n", self.token);
         }
-        text += "\nVariables (--shell prints them for a shell, --docker for containers):\n";
+        text += match self.url {
+            Some(_) => "\nVariables (--shell prints them for a shell, --docker for containers):\n",
+            None => "\nVariables:\n",
+        };
         for (name, value) in self.variables() {
             text += &format!("  {name}={value}\n");
         }
