@@ -7,12 +7,9 @@ mod support;
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ipc::id::LeaseId;
-use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, VERSION};
-use ipc::peer::Principal;
+use ipc::lease::{Descriptor, Holder};
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -31,42 +28,28 @@ ports = [9000]
 addresses = ["127.0.0.1/32"]
 "#;
 
-/// A lease's own proxy on TCP, and the token for it.
+/// A lease's own proxy on TCP.
 struct Proxy {
-    _channel: ipc::fd::Channel,
     address: SocketAddr,
-    token: String,
+    lease: Lease,
 }
 
 impl Proxy {
     async fn open(proxyd: &Proxyd) -> Self {
         let tcp = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = tcp.local_addr().unwrap();
-        let open = Open {
-            version: VERSION,
-            lease: LeaseId::random(),
-            holder: Holder::Explicit,
-            environment: "dev".to_owned(),
-            owner: Principal::own().owner(),
-            sandbox: None,
-            session: None,
-            descriptors: vec![Descriptor::Proxy],
-        };
-        let channel = ipc::fd::Channel::connect(&proxyd.layout.proxyd_lease()).unwrap();
-        channel.send(&LeaseRequest::Open(open), &[tcp.as_fd()]).await.unwrap();
-        match timely(channel.receive::<LeaseReply>()).await.unwrap().0 {
-            LeaseReply::Opened(opened) => {
-                Self { _channel: channel, address, token: opened.token.unwrap() }
-            }
-            other => panic!("{other:?}"),
-        }
+        let open = wanted(Holder::Explicit, vec![Descriptor::Proxy]);
+        Self { address, lease: proxyd.opened(open, &[tcp.into()]).await.unwrap() }
     }
 
-    /// Sends a head with the token in it.
+    /// A head that ends with the token.
+    fn head(&self, request: &str) -> String {
+        format!("{request}\r\nProxy-Authorization: Bearer {}\r\n\r\n", self.lease.token())
+    }
+
     async fn ask(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let head = format!("{request}\r\nProxy-Authorization: Bearer {}\r\n\r\n", self.token);
-        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(self.head(request).as_bytes()).await.unwrap();
         stream
     }
 
@@ -163,9 +146,7 @@ async fn a_client_without_tls_that_only_stops_talking_gets_its_answers() {
 
     let mut stream = proxy.ask(&get("/first")).await;
     until("the request is under way", || async { upstream.connections() == 1 }).await;
-    let second =
-        format!("{}\r\nProxy-Authorization: Bearer {}\r\n\r\n", get("/second"), proxy.token);
-    stream.write_all(second.as_bytes()).await.unwrap();
+    stream.write_all(proxy.head(&get("/second")).as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();
     shut.notify_one();
     let (_, first) = timely(response(&mut stream)).await;

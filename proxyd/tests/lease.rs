@@ -6,11 +6,10 @@
 mod support;
 
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use ipc::id::{CallId, LeaseId, SandboxId, SessionId};
-use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, VERSION};
-use ipc::peer::Principal;
+use ipc::id::{CallId, SessionId};
+use ipc::lease::{Descriptor, Holder, LeaseRequest, Open};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::Ipv6RecvPacketInfo;
 use support::*;
@@ -18,30 +17,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
 struct Sandbox {
-    channel: ipc::fd::Channel,
+    lease: Lease,
     tcp: SocketAddr,
     dns: SocketAddr,
-}
-
-fn open_message(descriptors: Vec<Descriptor>) -> Open {
-    Open {
-        version: VERSION,
-        lease: LeaseId::random(),
-        holder: Holder::Sandbox,
-        environment: "dev".to_owned(),
-        owner: Principal::own().owner(),
-        sandbox: Some(SandboxId::random()),
-        session: Some(SessionId::random()),
-        descriptors,
-    }
-}
-
-async fn ask(proxyd: &Proxyd, open: Open, sockets: &[OwnedFd]) -> (ipc::fd::Channel, LeaseReply) {
-    let channel = ipc::fd::Channel::connect(&proxyd.layout.proxyd_lease()).unwrap();
-    let borrowed: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-    channel.send(&LeaseRequest::Open(open), &borrowed).await.unwrap();
-    let reply = timely(channel.receive::<LeaseReply>()).await.unwrap().0;
-    (channel, reply)
 }
 
 async fn sandbox(proxyd: &Proxyd) -> Sandbox {
@@ -49,12 +27,10 @@ async fn sandbox(proxyd: &Proxyd) -> Sandbox {
     let dns = std::net::UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
     setsockopt(&dns, Ipv6RecvPacketInfo, &true).unwrap();
     let addresses = (tcp.local_addr().unwrap(), dns.local_addr().unwrap());
-    let sockets = [OwnedFd::from(tcp), OwnedFd::from(dns)];
-    let open = open_message(vec![Descriptor::Tcp, Descriptor::DnsUdp]);
-    let (channel, reply) = ask(proxyd, open, &sockets).await;
-    let LeaseReply::Opened(opened) = reply else { panic!("{reply:?}") };
-    assert!(opened.token.is_none() && opened.ca_pem.contains("BEGIN CERTIFICATE"));
-    Sandbox { channel, tcp: addresses.0, dns: addresses.1 }
+    let open = wanted(Holder::Sandbox, vec![Descriptor::Tcp, Descriptor::DnsUdp]);
+    let lease = proxyd.opened(open, &[tcp.into(), dns.into()]).await.unwrap();
+    assert!(lease.opened.token.is_none() && lease.opened.ca_pem.contains("BEGIN CERTIFICATE"));
+    Sandbox { lease, tcp: addresses.0, dns: addresses.1 }
 }
 
 /// A question for `name`, and the answer's code and last bytes.
@@ -99,7 +75,7 @@ async fn a_connection_to_an_address_that_stands_for_nothing_allowed_is_denied_in
     let sandbox = sandbox(&proxyd).await;
     let call = CallId::random();
     let started = LeaseRequest::CallStarted { call: call.clone() };
-    sandbox.channel.send(&started, &[]).await.unwrap();
+    sandbox.lease.channel.send(&started, &[]).await.unwrap();
     until("the call is known", || async {
         lookup(&sandbox, "odd", 1).await;
         proxyd.audit().await.iter().any(|record| record.calls.contains(&call))
@@ -124,7 +100,7 @@ async fn when_the_holder_goes_the_listeners_and_connections_go() {
     let mut open = TcpStream::connect(sandbox.tcp).await.unwrap();
     open.write_all(b"G").await.unwrap();
 
-    drop(sandbox.channel);
+    drop(sandbox.lease);
     let ended = timely(open.read_u8()).await;
     until("nobody listens", || async { TcpStream::connect(sandbox.tcp).await.is_err() }).await;
 
@@ -135,26 +111,18 @@ async fn when_the_holder_goes_the_listeners_and_connections_go() {
 async fn leases_that_are_not_as_documented_are_refused_with_a_reason() {
     let proxyd = Proxyd::start(POLICY, &[]).await;
     let table = [
-        (open_message(vec![]), "needs a listening socket"),
-        (open_message(vec![Descriptor::Tcp]), "carries 0"),
-        (Open { version: 9, ..open_message(vec![]) }, "version 9"),
+        (wanted(Holder::Sandbox, vec![]), "needs a listening socket"),
+        (wanted(Holder::Sandbox, vec![Descriptor::Tcp]), "carries 0"),
+        (Open { version: 9, ..wanted(Holder::Sandbox, vec![]) }, "version 9"),
+        (Open { environment: "none".into(), ..wanted(Holder::Explicit, vec![]) }, "none.toml"),
         (
-            Open { holder: Holder::Explicit, environment: "none".into(), ..open_message(vec![]) },
-            "none.toml",
-        ),
-        (
-            Open {
-                holder: Holder::Explicit,
-                environment: "harness".into(),
-                ..open_message(vec![])
-            },
+            Open { environment: "harness".into(), ..wanted(Holder::Explicit, vec![]) },
             "harnessd's own",
         ),
     ];
     for (open, word) in table {
-        let (_channel, reply) = ask(&proxyd, open, &[]).await;
+        let fault = proxyd.opened(open, &[]).await.err().unwrap();
 
-        let LeaseReply::Refused { fault } = reply else { panic!("{reply:?}") };
         assert!(fault.text.contains(word), "{fault}");
     }
 }
@@ -176,10 +144,10 @@ async fn no_sandbox_has_the_environment_of_harnessd_and_none_a_listener_that_is_
         ),
     ];
     for (environment, socket, word) in table {
-        let open = Open { environment: environment.into(), ..open_message(vec![Descriptor::Tcp]) };
-        let (_channel, reply) = ask(&proxyd, open, &[socket]).await;
+        let open = wanted(Holder::Sandbox, vec![Descriptor::Tcp]);
+        let open = Open { environment: environment.into(), ..open };
+        let fault = proxyd.opened(open, &[socket]).await.err().unwrap();
 
-        let LeaseReply::Refused { fault } = reply else { panic!("{word}: {reply:?}") };
         assert!(fault.text.contains(word), "{fault}");
     }
 }
@@ -188,16 +156,15 @@ async fn no_sandbox_has_the_environment_of_harnessd_and_none_a_listener_that_is_
 async fn harnessd_on_behalf_of_a_session_reaches_mcp_servers_and_nothing_else() {
     let policy = format!("{POLICY}\n[mcp.t]\nurl = \"https://mcp.test/mcp\"\n");
     let proxyd = Proxyd::start(&policy, &[]).await;
-    let open = Open { holder: Holder::Harness, sandbox: None, ..open_message(vec![]) };
-    let (_channel, reply) = ask(&proxyd, open, &[]).await;
-    let LeaseReply::Opened(opened) = reply else { panic!("{reply:?}") };
-    let token = opened.token.unwrap();
+    let session = Some(SessionId::random());
+    let open = Open { session, ..wanted(Holder::Harness, vec![]) };
+    let lease = proxyd.opened(open, &[]).await.unwrap();
+    let token = lease.token();
 
     let mut codes = Vec::new();
     for url in ["https://api.test/", "https://mcp.test/other", "https://mcp.test/mcp"] {
         let host = url.split('/').nth(2).unwrap();
-        let mut stream =
-            tokio::net::UnixStream::connect(proxyd.layout.proxyd_egress()).await.unwrap();
+        let mut stream = lease.plain().await;
         let request = format!(
             "GET {url} HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: Bearer {token}\r\n\
              Connection: close\r\n\r\n"

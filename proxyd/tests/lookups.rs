@@ -8,12 +8,9 @@ mod network;
 mod support;
 
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use ipc::id::{LeaseId, SandboxId, SessionId};
-use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, VERSION};
-use ipc::peer::Principal;
+use ipc::lease::{Descriptor, Holder};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::Ipv6RecvPacketInfo;
 use support::*;
@@ -39,27 +36,12 @@ fn main() -> ExitCode {
 }
 
 /// A lease whose sandbox's sockets are those of port 53 here.
-async fn sandbox(proxyd: &Proxyd) -> ipc::fd::Channel {
+async fn sandbox(proxyd: &Proxyd) -> Lease {
     let tcp = std::net::TcpListener::bind(SERVER).unwrap();
     let udp = std::net::UdpSocket::bind(SERVER).unwrap();
     setsockopt(&udp, Ipv6RecvPacketInfo, &true).unwrap();
-    let open = Open {
-        version: VERSION,
-        lease: LeaseId::random(),
-        holder: Holder::Sandbox,
-        environment: "dev".to_owned(),
-        owner: Principal::own().owner(),
-        sandbox: Some(SandboxId::random()),
-        session: Some(SessionId::random()),
-        descriptors: vec![Descriptor::Tcp, Descriptor::DnsUdp],
-    };
-    let sockets = [OwnedFd::from(tcp), OwnedFd::from(udp)];
-    let borrowed: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-    let channel = ipc::fd::Channel::connect(&proxyd.layout.proxyd_lease()).unwrap();
-    channel.send(&LeaseRequest::Open(open), &borrowed).await.unwrap();
-    let reply = timely(channel.receive::<LeaseReply>()).await.unwrap().0;
-    assert!(matches!(reply, LeaseReply::Opened(_)), "{reply:?}");
-    channel
+    let open = wanted(Holder::Sandbox, vec![Descriptor::Tcp, Descriptor::DnsUdp]);
+    proxyd.opened(open, &[tcp.into(), udp.into()]).await.unwrap()
 }
 
 fn run(test: impl AsyncFnOnce(Proxyd)) {

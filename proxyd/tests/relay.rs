@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_rustls::server::TlsStream;
 
 const H1: &[&[u8]] = &[b"http/1.1"];
@@ -75,10 +76,14 @@ async fn requests_that_two_parsers_could_read_in_two_ways_are_refused_and_the_co
 
 #[tokio::test]
 async fn broken_chunks_end_the_request_and_do_not_become_the_next() {
-    let (proxyd, _upstream) = before(|mut stream| async move {
-        let mut all = Vec::new();
-        let _ = stream.read_to_end(&mut all).await;
-        assert!(!String::from_utf8_lossy(&all).contains("smuggled"));
+    let (arrived, mut arrivals) = mpsc::unbounded_channel();
+    let (proxyd, _upstream) = before(move |mut stream| {
+        let arrived = arrived.clone();
+        async move {
+            let mut all = Vec::new();
+            let _ = stream.read_to_end(&mut all).await;
+            arrived.send(String::from_utf8_lossy(&all).into_owned()).unwrap();
+        }
     })
     .await;
     let lease = proxyd.lease().await;
@@ -87,9 +92,12 @@ async fn broken_chunks_end_the_request_and_do_not_become_the_next() {
     let request = "POST / HTTP/1.1\r\nHost: api.test\r\nTransfer-Encoding: chunked\r\n\r\n\
                    3\r\nabcGET /smuggled HTTP/1.1\r\nHost: api.test\r\n\r\n";
     let answer = talk(&mut stream, request.as_bytes()).await;
+    let arrived = timely(arrivals.recv()).await.unwrap();
 
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+    assert!(arrived.starts_with("POST / HTTP/1.1\r\n"), "{arrived}");
+    assert!(!arrived.contains("smuggled"), "{arrived}");
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use h2::client::SendRequest;
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_rustls::server::TlsStream;
 
 const H1: &[&[u8]] = &[b"http/1.1"];
@@ -217,14 +218,18 @@ async fn a_message_with_a_placeholder_is_refused_by_a_close_code_and_recorded() 
 
 #[tokio::test]
 async fn other_protocols_than_websocket_are_searched_too() {
-    let upstream = Upstream::tls("api.test", H1, |mut stream| async move {
-        let _ = request(&mut stream).await;
-        let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
-                      Upgrade: echo\r\n\r\n";
-        stream.write_all(answer.as_bytes()).await.unwrap();
-        let mut all = Vec::new();
-        let _ = stream.read_to_end(&mut all).await;
-        assert!(!String::from_utf8_lossy(&all).contains("PXDmark1"), "it went out");
+    let (arrived, mut arrivals) = mpsc::unbounded_channel();
+    let upstream = Upstream::tls("api.test", H1, move |mut stream| {
+        let arrived = arrived.clone();
+        async move {
+            let _ = request(&mut stream).await;
+            let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
+                          Upgrade: echo\r\n\r\n";
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            let mut all = Vec::new();
+            let _ = stream.read_to_end(&mut all).await;
+            arrived.send(String::from_utf8_lossy(&all).into_owned()).unwrap();
+        }
     })
     .await;
     let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;
@@ -236,8 +241,10 @@ async fn other_protocols_than_websocket_are_searched_too() {
         "GET / HTTP/1.1\r\nHost: api.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n";
     let text = [request, "here: ", lease.placeholder(), "\n"].concat();
     let answer = talk(&mut stream, text.as_bytes()).await;
+    let arrived = timely(arrivals.recv()).await.unwrap();
 
     assert!(answer.starts_with("HTTP/1.1 101 ") && answer.ends_with("\r\n\r\n"), "{answer}");
+    assert!("here: ".starts_with(&arrived), "more than what stands before it: {arrived:?}");
     proxyd
         .record(|r| r.reason.as_deref().is_some_and(|text| text.starts_with("message_refused")))
         .await;

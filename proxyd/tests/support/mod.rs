@@ -8,7 +8,7 @@ mod upstream;
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ipc::http::Client;
-use ipc::id::LeaseId;
+use ipc::id::{LeaseId, SandboxId, SessionId};
 use ipc::layout::Layout;
-use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};
+use ipc::lease::{Descriptor, Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};
 use ipc::peer::Principal;
 use ipc::vault::{AuditPage, AuditRecord};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -183,19 +183,19 @@ impl Proxyd {
     }
 
     pub async fn open(&self, id: LeaseId) -> Result<Lease, ipc::fault::Fault> {
-        let open = Open {
-            version: VERSION,
-            lease: id,
-            holder: Holder::Explicit,
-            environment: "dev".to_owned(),
-            owner: Principal::own().owner(),
-            sandbox: None,
-            session: None,
-            descriptors: Vec::new(),
-        };
+        self.opened(Open { lease: id, ..wanted(Holder::Explicit, Vec::new()) }, &[]).await
+    }
+
+    /// A lease for whatever is asked, with the sockets that it brings.
+    pub async fn opened(
+        &self,
+        open: Open,
+        sockets: &[OwnedFd],
+    ) -> Result<Lease, ipc::fault::Fault> {
         let channel = ipc::fd::Channel::connect(&self.layout.proxyd_lease()).unwrap();
-        channel.send(&LeaseRequest::Open(open), &[]).await.unwrap();
-        match channel.receive::<LeaseReply>().await.unwrap().0 {
+        let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+        channel.send(&LeaseRequest::Open(open), &sockets).await.unwrap();
+        match timely(channel.receive::<LeaseReply>()).await.unwrap().0 {
             LeaseReply::Opened(opened) => {
                 Ok(Lease { channel, opened, egress: self.layout.proxyd_egress() })
             }
@@ -221,6 +221,21 @@ impl Drop for Proxyd {
         // It may have ended already; then there is nothing left to end.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// What this user asks for in `dev`; a sandbox has names of its own.
+pub fn wanted(holder: Holder, descriptors: Vec<Descriptor>) -> Open {
+    let sandboxed = holder == Holder::Sandbox;
+    Open {
+        version: VERSION,
+        lease: LeaseId::random(),
+        holder,
+        environment: "dev".to_owned(),
+        owner: Principal::own().owner(),
+        sandbox: sandboxed.then(SandboxId::random),
+        session: sandboxed.then(SessionId::random),
+        descriptors,
     }
 }
 
