@@ -55,7 +55,10 @@ pub async fn run(
                     match result {
                         Err(Up::Refused(reason)) => {
                             refused.send_replace(Some(reason));
-                            let _ = timeout(FAREWELL, &mut down).await;
+                            // The client hears nothing more where that direction has ended.
+                            if going_down {
+                                let _ = timeout(FAREWELL, &mut down).await;
+                            }
                             break Err(ExchangeError::Message(reason));
                         }
                         Err(Up::Failed(error)) => break Err(error),
