@@ -15,7 +15,7 @@ use crate::head::ResponseHead;
 use crate::inject::InjectError;
 use crate::lease::share::Exhausted;
 use crate::relay::answer::AnswerError;
-use crate::relay::body::WriteError;
+use crate::relay::body::{ReadError, WriteError};
 use crate::relay::exchange::ExchangeError;
 use crate::relay::h1::framing::Framing;
 use crate::relay::responder::Responder;
@@ -147,6 +147,9 @@ impl From<&ExchangeError> for Refusal {
     fn from(error: &ExchangeError) -> Self {
         let (status, code) = match error {
             ExchangeError::Token => (502, "credential_refused_upstream"),
+            ExchangeError::ClientBody(ReadError::Busy(_)) => {
+                return Self::failed(503, BODIES_BUSY, error.to_string()).with_hint(BUSY_HINT);
+            }
             ExchangeError::ClientBody(_) => (400, "request_body"),
             ExchangeError::Client(_) | ExchangeError::ClientGone => (499, "client_gone"),
             ExchangeError::Answer(AnswerError::ProxyAuthentication) => {

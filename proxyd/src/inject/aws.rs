@@ -53,8 +53,8 @@ pub(super) async fn inject(
         id: id.expose_secret(),
         session: session.expose_secret(),
     };
-    if let Some(chunks) = sigv4::sign(head, &asked, &key, Some(payload.held()), now) {
-        payload.sign(chunks);
+    if let Some(signer) = sigv4::sign(head, &asked, &key, Some(payload.held()), now) {
+        payload.sign(signer)?;
     }
     refuse_stray_placeholder(head)?;
     Ok(Injected {

@@ -12,7 +12,7 @@ use crate::relay::h1::framing::Framing;
 use crate::relay::responder::Responder;
 use crate::vault::Secret;
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, Signer};
 
 /// The most of a body that is held back.
 const HELD_BYTES_MAX: usize = 10 << 20;
@@ -115,10 +115,13 @@ impl Payload<'_, '_> {
         Ok(self.room.take(bytes)?)
     }
 
-    /// Signs the chunks of the body as they pass.
-    pub(super) fn sign(&mut self, chunks: Chunks) {
+    /// Signs the chunks of the body as they pass. What is held back of them has its part of the
+    /// share, as a whole body would.
+    pub(super) fn sign(&mut self, signer: Signer) -> Result<(), InjectError> {
+        let chunks = Chunks::new(signer, self.room.take(0)?);
         let body = std::mem::replace(self.body, BodyIn::Empty);
         *self.body = BodyIn::Signed(Signed::new(body, chunks));
+        Ok(())
     }
 
     fn set(&mut self, head: &mut RequestHead, body: Bytes) {

@@ -1,11 +1,14 @@
 //! A body whose chunks are signed one by one, each over the one before: signed again as it passes.
 //!
-//! A chunk's signature stands before its data, so one chunk is held back at a time. Every signature
-//! has 64 hex digits: sizes and the announced length stay as they are.
+//! A chunk's signature stands before its data, so one chunk is held back at a time, in the lease's
+//! share of memory for that. Every signature has 64 hex digits: sizes and the announced length stay
+//! as they are.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::sigv4::{hex_mac, sha256};
+use crate::lease::share::Taken;
+use crate::relay::body::ReadError;
 use crate::vault::Secret;
 
 /// Longest chunk; the SDKs' have 64 KiB to 8 MiB.
@@ -16,15 +19,46 @@ const TRAILER_BYTES_MAX: usize = 16 * 1024;
 const SIGNATURE: &[u8] = b";chunk-signature=";
 const TRAILER_SIGNATURE: &[u8] = b"x-amz-trailer-signature:";
 
+/// With what the chunks of one body are signed.
+pub(super) struct Signer {
+    pub key: Secret,
+    pub stamp: String,
+    pub scope: String,
+    /// The signature before: the request's at first.
+    pub last: String,
+    /// Whether fields follow the last chunk, signed too.
+    pub trailer: bool,
+}
+
+impl Signer {
+    fn sign(&mut self, text: &str) -> &str {
+        self.last = hex_mac(self.key.expose_secret(), text.as_bytes());
+        &self.last
+    }
+
+    /// The line before a chunk, with its new signature.
+    fn head(&mut self, size: usize, data: &[u8]) -> Bytes {
+        let Self { stamp, scope, last, .. } = self;
+        let (nothing, hash) = (sha256(b""), sha256(data));
+        let text = format!("AWS4-HMAC-SHA256-PAYLOAD\n{stamp}\n{scope}\n{last}\n{nothing}\n{hash}");
+        format!("{size:x};chunk-signature={}\r\n", self.sign(&text)).into()
+    }
+
+    /// The signature of the fields after the last chunk.
+    fn trailer(&mut self, canonical: &[u8]) -> Bytes {
+        let Self { stamp, scope, last, .. } = self;
+        let hash = sha256(canonical);
+        let text = format!("AWS4-HMAC-SHA256-TRAILER\n{stamp}\n{scope}\n{last}\n{hash}");
+        self.sign(&text).to_owned().into()
+    }
+}
+
 /// Signs the chunks of one body.
 pub struct Chunks {
-    key: Secret,
-    stamp: String,
-    scope: String,
-    /// The signature before.
-    last: String,
-    trailer: bool,
+    signer: Signer,
+    /// What is held back, and its part of the share: until the body ends, the most that it was.
     held: BytesMut,
+    room: Taken,
     state: State,
 }
 
@@ -37,30 +71,24 @@ enum State {
 }
 
 impl Chunks {
-    pub(super) fn new(
-        key: Secret,
-        stamp: String,
-        scope: String,
-        seed: String,
-        trailer: bool,
-    ) -> Self {
-        let held = BytesMut::new();
-        Self { key, stamp, scope, last: seed, trailer, held, state: State::Line }
+    pub(super) fn new(signer: Signer, room: Taken) -> Self {
+        Self { signer, held: BytesMut::new(), room, state: State::Line }
     }
 
     /// Takes what came, gives what may go on.
-    pub fn push(&mut self, data: &Bytes) -> Result<Vec<Bytes>, &'static str> {
+    pub fn push(&mut self, data: &Bytes) -> Result<Vec<Bytes>, ReadError> {
+        self.room.grow_to(self.held.len() + data.len())?;
         self.held.extend_from_slice(data);
         let mut out = Vec::new();
-        while self.step(&mut out)? {}
+        while self.step(&mut out).map_err(ReadError::Framing)? {}
         Ok(out)
     }
 
     /// Whether the body ended where its own framing says that it ends.
-    pub fn finish(&self) -> Result<(), &'static str> {
+    pub fn finish(&self) -> Result<(), ReadError> {
         match self.state {
             State::Done if self.held.is_empty() => Ok(()),
-            _ => Err("the signed chunks break off"),
+            _ => Err(ReadError::Framing("the signed chunks break off")),
         }
     }
 
@@ -79,14 +107,14 @@ impl Chunks {
                 self.state = State::Data(size);
             }
             State::Data(0) => {
-                if self.trailer {
-                    out.push(self.head(0, b""));
+                if self.signer.trailer {
+                    out.push(self.signer.head(0, b""));
                     self.state = State::Trailer;
                 } else if self.held.len() < 2 {
                     return Ok(false);
                 } else {
                     self.end_of_line()?;
-                    out.push(self.head(0, b""));
+                    out.push(self.signer.head(0, b""));
                     out.push(Bytes::from_static(b"\r\n"));
                     self.state = State::Done;
                 }
@@ -97,7 +125,7 @@ impl Chunks {
                 }
                 let data = self.held.split_to(size).freeze();
                 self.end_of_line()?;
-                out.push(self.head(size, &data));
+                out.push(self.signer.head(size, &data));
                 out.push(data);
                 out.push(Bytes::from_static(b"\r\n"));
                 self.state = State::Line;
@@ -107,15 +135,6 @@ impl Chunks {
             State::Done => return Err("something follows the last signed chunk"),
         }
         Ok(true)
-    }
-
-    /// The line before a chunk, with its new signature.
-    fn head(&mut self, size: usize, data: &[u8]) -> Bytes {
-        let (stamp, scope, last) = (&self.stamp, &self.scope, &self.last);
-        let (nothing, hash) = (sha256(b""), sha256(data));
-        let text = format!("AWS4-HMAC-SHA256-PAYLOAD\n{stamp}\n{scope}\n{last}\n{nothing}\n{hash}");
-        self.last = hex_mac(self.key.expose_secret(), text.as_bytes());
-        format!("{size:x};chunk-signature={}\r\n", self.last).into()
     }
 
     /// Fields after the last chunk, the last of them their signature, and an empty line.
@@ -147,13 +166,9 @@ impl Chunks {
         }
         let signed = signed.filter(|signed| signed.len() == 64);
         let signed = signed.ok_or("the trailer of the signed chunks has no signature")?;
-        let (stamp, scope, last) = (&self.stamp, &self.scope, &self.last);
-        let hash = sha256(&canonical);
-        let text = format!("AWS4-HMAC-SHA256-TRAILER\n{stamp}\n{scope}\n{last}\n{hash}");
-        let signature = hex_mac(self.key.expose_secret(), text.as_bytes());
         // Every other byte stays, so that the announced length does.
         out.push(section.slice(..signed.start));
-        out.push(signature.into());
+        out.push(self.signer.trailer(&canonical));
         out.push(section.slice(signed.end..));
         self.state = State::Done;
         Ok(true)

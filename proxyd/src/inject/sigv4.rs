@@ -19,7 +19,7 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::chunks::Chunks;
+use super::chunks::Signer;
 use super::placeholder::percent_encode;
 use super::stray::percent_decoded;
 use crate::head::RequestHead;
@@ -179,7 +179,7 @@ pub(super) fn sign(
     key: &Key<'_>,
     body: Option<&[u8]>,
     now: jiff::Timestamp,
-) -> Option<Chunks> {
+) -> Option<Signer> {
     let stamp = stamp(now);
     let scope = format!("{}/{}/{}/aws4_request", &stamp[..8], asked.region, asked.service);
     for name in ["authorization", "x-amz-date", "x-amz-security-token", "date"] {
@@ -203,10 +203,13 @@ pub(super) fn sign(
             None
         }
         None => {
-            let seed = in_header(head, asked, key, &stamp, &scope, &payload);
+            let last = in_header(head, asked, key, &stamp, &scope, &payload);
             let trailer = payload == CHUNKED_TRAILER;
-            (trailer || payload == CHUNKED)
-                .then(|| Chunks::new(Secret::concat(&[key.signing]), stamp, scope, seed, trailer))
+            if !trailer && payload != CHUNKED {
+                return None;
+            }
+            let key = Secret::concat(&[key.signing]);
+            Some(Signer { key, stamp, scope, last, trailer })
         }
     }
 }

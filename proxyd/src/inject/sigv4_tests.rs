@@ -1,7 +1,10 @@
 //! Signatures against those that AWS publishes for its examples, and what is refused.
 
+use super::super::chunks::Chunks;
 use super::super::{head, lines};
 use super::*;
+use crate::lease::share::{Share, Shares};
+use crate::relay::body::ReadError;
 
 const NOW: &str = "2013-05-24T00:00:00Z";
 
@@ -207,9 +210,15 @@ fn chunks_are_signed_again_at_equal_length_however_they_arrive() {
 }
 
 fn chunks(secret: &str, seed: &str, trailer: bool) -> Chunks {
+    chunks_in(&Shares::here().held(), secret, seed, trailer)
+}
+
+fn chunks_in(room: &Share, secret: &str, seed: &str, trailer: bool) -> Chunks {
     let signing = Secret::new(key_of(secret, "20130524", "us-east-1", "s3"));
     let scope = "20130524/us-east-1/s3/aws4_request".to_owned();
-    Chunks::new(signing, "20130524T000000Z".into(), scope, seed.into(), trailer)
+    let (stamp, last) = ("20130524T000000Z".to_owned(), seed.to_owned());
+    let signer = Signer { key: signing, stamp, scope, last, trailer };
+    Chunks::new(signer, room.take(0).unwrap())
 }
 
 #[test]
@@ -239,4 +248,26 @@ fn a_signed_trailer_keeps_its_length_and_broken_chunks_go_no_further() {
     let mut short = chunks("SECRET", "seed", false);
     short.push(&Bytes::from(line("3"))).unwrap();
     assert!(short.finish().is_err());
+}
+
+#[test]
+fn what_is_held_back_of_chunks_is_of_the_leases_share_and_given_back_with_the_body() {
+    const HELD_BYTES_MAX: usize = 32 << 20;
+    let room = Shares::here().held();
+    let _elsewhere = room.take(HELD_BYTES_MAX - 5000).unwrap();
+    let line = Bytes::from(format!("2000;chunk-signature={}\r\n", "0".repeat(64)));
+    let part = |length: usize| Bytes::from(vec![b'a'; length]);
+    let mut one = chunks_in(&room, "SECRET", "seed", false);
+    let mut two = chunks_in(&room, "SECRET", "seed", false);
+    one.push(&line).unwrap();
+    two.push(&line).unwrap();
+
+    // Neither chunk is whole, and both together are more than there is.
+    assert!(one.push(&part(3000)).unwrap().is_empty());
+    assert!(matches!(two.push(&part(3000)), Err(ReadError::Busy(_))));
+    assert!(room.take(3000).is_err());
+    drop(one);
+    assert!(two.push(&part(3000)).is_ok());
+    drop(two);
+    assert!(room.take(5000).is_ok());
 }

@@ -10,6 +10,7 @@ use super::h1::wire::End;
 use super::h2::{convert, describe};
 use crate::head::Fields;
 use crate::inject::chunks::Chunks;
+use crate::lease::share::Exhausted;
 
 /// Fields that must not come as trailers: they would change what was judged already
 /// (RFC 9110 section 6.5.1).
@@ -55,6 +56,9 @@ pub enum ReadError {
     Framing(&'static str),
     #[error("stream was reset: {}", describe(.0))]
     Reset(h2::Error),
+    /// Too much is held back already.
+    #[error("the body would have to be held back: {0}")]
+    Busy(#[from] Exhausted),
 }
 
 /// Why a body could not be written.
@@ -183,13 +187,13 @@ impl<'a> Signed<'a> {
             }
             match Box::pin(self.body.next()).await? {
                 Some(Piece::Data(data)) => {
-                    self.ready = self.chunks.push(&data).map_err(ReadError::Framing)?.into();
+                    self.ready = self.chunks.push(&data)?.into();
                 }
                 Some(Piece::Trailers(_)) => {
                     return Err(ReadError::Framing("trailers besides the signed ones"));
                 }
                 None => {
-                    self.chunks.finish().map_err(ReadError::Framing)?;
+                    self.chunks.finish()?;
                     return Ok(None);
                 }
             }
