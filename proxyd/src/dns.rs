@@ -17,7 +17,7 @@ use policies::{Host, Policy};
 use crate::lease::names::{BindError, Names};
 use message::{Answer, Question};
 
-/// IPv4 and IPv6 address records, and those that would let clients go around both.
+/// IPv4 and IPv6 address records: a name has no others.
 const TYPE_A: u16 = 1;
 const TYPE_AAAA: u16 = 28;
 const CLASS_IN: u16 = 1;

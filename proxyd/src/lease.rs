@@ -12,7 +12,6 @@ pub mod tokens;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -33,8 +32,6 @@ use tokens::{Hash, Tokens};
 
 /// Leases at once. One host does not run more sandboxes than this.
 const LEASES_MAX: usize = 16 * 1024;
-/// Refused lookups of one lease that the audit shows.
-const REFUSALS_SHOWN: u32 = 256;
 /// Calls that one lease may have running at once, as its holder says.
 const CALLS_MAX: usize = 64;
 
@@ -67,7 +64,6 @@ pub struct Lease {
     /// Where its clients find the proxy.
     listens: Mutex<Vec<String>>,
     calls: Mutex<Vec<CallId>>,
-    refusals: AtomicU32,
     /// The policy of the generation last asked for.
     policy: Mutex<Option<(u64, Arc<Policy>)>>,
 }
@@ -82,13 +78,14 @@ impl Lease {
     ) -> Self {
         let harness = open.holder == Holder::Harness && open.session.is_none();
         let ttl = terms.ttl_seconds.map(Duration::from_secs);
+        let tenant = tenant(&open).into();
         Self {
             expires: ttl.and_then(|ttl| Instant::now().checked_add(ttl)),
             ended: OnceLock::new(),
             listens: Mutex::default(),
             id: open.lease,
             holder: open.holder,
-            tenant: format!("{} {}", open.owner, open.environment).into(),
+            tenant,
             environment: open.environment,
             owner: open.owner,
             sandbox: open.sandbox,
@@ -101,7 +98,6 @@ impl Lease {
             held: shares.held(),
             end,
             calls: Mutex::new(Vec::new()),
-            refusals: AtomicU32::new(0),
             policy: Mutex::new(None),
         }
     }
@@ -183,11 +179,6 @@ impl Lease {
         self.notes.forget(call);
     }
 
-    /// Whether one more refused lookup is to be recorded.
-    pub fn first_refusals(&self) -> bool {
-        self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_SHOWN
-    }
-
     fn view(&self) -> LeaseView {
         LeaseView {
             lease: self.id.clone(),
@@ -204,6 +195,11 @@ impl Lease {
                 .map(|at| at.saturating_duration_since(Instant::now()).as_secs()),
         }
     }
+}
+
+/// Whose connections to upstreams and names a lease may have.
+fn tenant(open: &Open) -> String {
+    format!("{} {}", open.owner, open.environment)
 }
 
 /// Why a lease cannot be entered.
@@ -267,8 +263,7 @@ impl Leases {
             return Err(EnterError::Token);
         }
         self.reserve(&id)?;
-        let stamp = format!("{} {}", open.owner, open.environment);
-        match Names::open(&self.dir.join(id.as_str()), &stamp) {
+        match Names::open(&self.dir.join(id.as_str()), &tenant(&open)) {
             Ok(names) => {
                 let lease = Arc::new(Lease::new(open, terms, names, &self.shares, end));
                 let mut table = self.table();
@@ -341,8 +336,7 @@ impl Leases {
 
     /// Keeps a refusal for the calls that run on the lease it was recorded for.
     pub fn note(&self, record: &Line, hint: Option<&str>) {
-        let lease = record.lease.as_ref().and_then(|id| self.table().live.get(id)?.clone());
-        if let Some(lease) = lease {
+        if let Some(lease) = record.lease.as_ref().and_then(|id| self.by_id(id)) {
             lease.notes.add(record, hint);
         }
     }

@@ -41,13 +41,16 @@ pub async fn udp(daemon: Arc<Daemon>, lease: Arc<Lease>, socket: OwnedFd) -> io:
             Err(error) => return Err(error),
         };
         let packet = &buffer[..asked.length.min(PACKET_BYTES_MAX)];
-        let answer = match asked.truncated {
-            true => message::too_long(packet),
+        let (answer, refused) = match asked.truncated {
+            true => (message::too_long(packet), None),
             false => respond(&daemon, &lease, packet),
         };
         if let Some(bytes) = answer {
             // UDP may lose answers; the client asks again.
             let _ = packet::answer(socket.get_ref(), &asked, &bytes);
+        }
+        if let Some(line) = refused {
+            record(&daemon, &line).await;
         }
     }
 }
@@ -70,7 +73,12 @@ pub async fn tcp(daemon: &Daemon, lease: &Lease, mut stream: Stream) -> io::Resu
         let mut packet = vec![0u8; length];
         let Ok(read) = timeout(IDLE, stream.read_exact(&mut packet)).await else { return Ok(()) };
         read?;
-        let Some(bytes) = respond(daemon, lease, &packet) else { return Ok(()) };
+        let (answer, refused) = respond(daemon, lease, &packet);
+        // A client that reads no answer has asked as well.
+        if let Some(line) = refused {
+            record(daemon, &line).await;
+        }
+        let Some(bytes) = answer else { return Ok(()) };
         let length = u16::try_from(bytes.len()).expect("answers are shorter than questions allow");
         stream.write_u16(length).await?;
         stream.write_all(&bytes).await?;
@@ -78,30 +86,32 @@ pub async fn tcp(daemon: &Daemon, lease: &Lease, mut stream: Stream) -> io::Resu
     }
 }
 
-fn respond(daemon: &Daemon, lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
-    let (policy, generation) = lease.policy(&daemon.policies.current())?;
-    super::respond(&policy, &lease.names, packet, |name, reason| {
-        // A process that asks for names in a loop must not fill the audit.
-        if lease.first_refusals() {
-            record(daemon, lease, generation, name, reason.to_string());
-        }
-    })
+/// The answer, and the audit's line where it is a refusal.
+fn respond(daemon: &Daemon, lease: &Lease, packet: &[u8]) -> (Option<Vec<u8>>, Option<Line>) {
+    let Some((policy, generation)) = lease.policy(&daemon.policies.current()) else {
+        return (None, None);
+    };
+    let mut line = None;
+    let answer = super::respond(&policy, &lease.names, packet, |name, reason| {
+        line = Some(Line {
+            entry: Some("dns".to_owned()),
+            host: Some(name.to_owned()),
+            reason: Some(reason.to_string()),
+            generation,
+            ..lease.line()
+        });
+    });
+    if let Some(line) = &line {
+        lease.notes.add(line, None);
+    }
+    (answer, line)
 }
 
-fn record(daemon: &Daemon, lease: &Lease, generation: u64, name: &str, reason: String) {
-    let line = Line {
-        entry: Some("dns".to_owned()),
-        host: Some(name.to_owned()),
-        reason: Some(reason),
-        generation,
-        ..lease.line()
-    };
-    lease.notes.add(&line, None);
-    let audit = daemon.audit.clone();
-    tokio::spawn(async move {
-        // Nothing left on behalf of the question, so a record that fails lets nothing out.
-        if let Err(error) = audit.deny(&line).await {
-            tracing::error!(%error, "cannot record a refused lookup");
-        }
-    });
+/// Records or counts a refused lookup. A disk that is behind holds up this lease's next lookup over
+/// UDP, or the connection's: what waits to be recorded has a bound.
+async fn record(daemon: &Daemon, line: &Line) {
+    // Nothing left on behalf of the question, so a record that fails lets nothing out.
+    if let Err(error) = daemon.audit.deny(line).await {
+        tracing::error!(%error, "cannot record a refused lookup");
+    }
 }

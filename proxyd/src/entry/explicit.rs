@@ -10,7 +10,6 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -21,9 +20,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::authority;
 use super::http::{self, After};
 use super::transparent::{self, Target};
+use super::{ACCEPT_PAUSE, authority};
 use crate::Daemon;
 use crate::audit::Line;
 use crate::head::RequestHead;
@@ -39,9 +38,6 @@ use crate::sys::{interfaces, process};
 
 /// Connections at once; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 4096;
-
-/// How long nobody is accepted after that failed: descriptors come back only as connections end.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts clients until `stop`.
 pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: CancellationToken) {

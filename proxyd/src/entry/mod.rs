@@ -5,3 +5,8 @@ pub mod authority;
 pub mod explicit;
 pub mod http;
 pub mod transparent;
+
+use std::time::Duration;
+
+/// How long nobody is accepted after that failed: descriptors come back only as connections end.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

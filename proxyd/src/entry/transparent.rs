@@ -12,7 +12,7 @@ use policies::{ConnectDecision, Host, Permit, Scheme};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{authority, http};
+use super::{ACCEPT_PAUSE, authority, http};
 use crate::audit::Line;
 use crate::lease::Lease;
 use crate::lease::flow::{Flow, Given};
@@ -70,9 +70,8 @@ pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener
                 });
             }
             Err(error) => {
-                // Out of descriptors or memory: the next try may find some.
                 tracing::warn!(lease = %lease.id, %error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }

@@ -13,11 +13,12 @@ use ipc::lease::{
 use ipc::peer::Principal;
 use ipc::vault::LeaseInfo;
 use policies::Policy;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::tokens::{self, Hash};
-use super::{EnterError, Lease};
-use crate::entry::{explicit, transparent};
+use super::{CALLS_MAX, EnterError, Lease};
+use crate::entry::{ACCEPT_PAUSE, explicit, transparent};
 use crate::sys::accounts;
 use crate::{Daemon, dns};
 
@@ -42,7 +43,7 @@ pub async fn serve(daemon: Arc<Daemon>, listener: ChannelListener, stop: Cancell
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a lease");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
@@ -98,9 +99,13 @@ async fn refuse(channel: &Channel, fault: Fault) {
 
 /// Follows what the holder says; whether it closed the lease properly.
 async fn listen(channel: &Arc<Channel>, lease: &Arc<Lease>, stop: &CancellationToken) -> bool {
+    // Questions that wait for their answers: no more than calls that there could be.
+    let mut asked = JoinSet::new();
     loop {
         let message = tokio::select! {
-            message = channel.receive::<LeaseRequest>() => message,
+            // Whoever asks more, or reads no answers, is heard again when one is out.
+            message = channel.receive::<LeaseRequest>(), if asked.len() < CALLS_MAX => message,
+            Some(_) = asked.join_next(), if !asked.is_empty() => continue,
             () = stop.cancelled() => return false,
             () = lease.expiry(), if !lease.end.is_cancelled() => {
                 lease.finish("its time is over");
@@ -125,7 +130,7 @@ async fn listen(channel: &Arc<Channel>, lease: &Arc<Lease>, stop: &CancellationT
             Ok((LeaseRequest::Refusals { call }, _)) => {
                 // It may wait, and what else the holder says must not.
                 let (channel, lease) = (Arc::clone(channel), Arc::clone(lease));
-                tokio::spawn(async move {
+                asked.spawn(async move {
                     let lines = lease.notes.of(&call).await;
                     // A holder that is gone has no more questions.
                     let _ = channel.send(&LeaseReply::Refusals { call, lines }, &[]).await;
@@ -337,7 +342,8 @@ async fn enter_patiently(
     }
 }
 
-/// Starts serving one of the sandbox's sockets; it is closed when the lease ends.
+/// Starts serving a socket that came with the lease; proxyd's own descriptor of it is closed when
+/// the lease ends.
 fn attach(
     daemon: &Arc<Daemon>,
     lease: &Arc<Lease>,
@@ -378,3 +384,7 @@ fn attach(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;
