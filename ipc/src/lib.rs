@@ -3,7 +3,7 @@
 //! | socket | kind | called by | carries |
 //! |---|---|---|---|
 //! | `proxyd.sock` | HTTP | operator, harnessd | secrets in, audit out, scrub ([`vault`]) |
-//! | `proxyd-lease.sock` | SEQPACKET | sandboxd, harnessd | [`lease`]s, with listeners |
+//! | `proxyd-lease.sock` | SEQPACKET | sandboxd, harnessd, others | [`lease`]s, with listeners |
 //! | `proxyd-egress.sock` | HTTP proxy | harnessd, others | CONNECT, absolute-form, a token |
 //! | `sandboxd.sock` | HTTP | harnessd, operator | calls and sandboxes ([`sandbox`]) |
 //! | `sandboxd-exec.sock` | SEQPACKET | operator | commands with their stdio; workspaces |
