@@ -192,7 +192,11 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
         "{ client-certificate = true }",
         "\"client-certificate\" is not supported",
     ),
-    ("{ bearer = true }", "{ bearer = true, query = \"k\" }", "exactly one of"),
+    (
+        "{ bearer = true }",
+        "{ bearer = true, query = \"k\" }",
+        "exactly one of bearer, basic, header, query, placeholder, aws-sigv4\n",
+    ),
     ("{ bearer = true }", "{ query = \"a&b\" }", "a parameter's name"),
     ("{ bearer = true }", "{ oauth2 = {} }", "lacks \"token-url\""),
     (
@@ -216,6 +220,18 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
         "{ oauth2 = { grant = \"refresh-token\", token-url = \"https://t.example/\", \
          client-id = \"c\", client-secret = \"SECRET-CANARY\" } }",
         "a client's secret is named",
+    ),
+    (
+        "{ bearer = true }",
+        "{ oauth2 = { grant = \"client-credentials\", token-url = \"https://t.example/\", \
+         client-id = \"c\", client-auth = \"none\" } }",
+        "the client shows its secret",
+    ),
+    (
+        "{ bearer = true }",
+        "{ oauth2 = { grant = \"jwt-bearer\", token-url = \"https://t.example/\", issuer = \"i\", \
+         client-secret = \"local:s\" } }",
+        "\"client-secret\" without \"client-id\"",
     ),
     ("{ bearer = true }", "{ github-app = { app = \"1\" } }", "lacks \"installation\""),
     ("{ bearer = true }", "{ aws-sigv4 = { regions = [\"eu-west-1\"] } }", "lacks \"services\""),

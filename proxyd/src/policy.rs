@@ -42,7 +42,7 @@ pub struct Policies {
 
 /// What stands for the state of the files, to notice a change without reading them: their inodes
 /// and when anything about these changed. Sizes and rights tell changes within one clock tick.
-type Snapshot = BTreeMap<PathBuf, (u64, i64, i64, u64, u32)>;
+pub type Snapshot = BTreeMap<PathBuf, (u64, i64, i64, u64, u32)>;
 
 /// The mistakes of a set that did not load.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Policies {
     }
 }
 
-fn snapshot(dir: &Path) -> Snapshot {
+pub fn snapshot(dir: &Path) -> Snapshot {
     let Ok(entries) = std::fs::read_dir(dir) else { return Snapshot::new() };
     entries
         .filter_map(Result::ok)

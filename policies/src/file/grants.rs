@@ -112,7 +112,16 @@ fn client(reader: &mut Reader<'_>, section: &Section<'_>, grant: &str) -> Option
         let hint = "client-secret = \"local:NAME\"";
         reader.error_hint(&section.span_of("client-auth"), message, hint);
     }
+    if grant == "client-credentials" && auth == ClientAuth::None {
+        let message = "with \"client-credentials\" the client shows its secret";
+        let hint = "client-auth = \"basic\" or \"post\"";
+        reader.error_hint(&section.span_of("client-auth"), message, hint);
+    }
     if grant == "jwt-bearer" && !section.has("client-id") {
+        for key in ["client-secret", "client-auth"].into_iter().filter(|key| section.has(key)) {
+            let message = format!("\"{key}\" without \"client-id\": there is no client");
+            reader.error_hint(&section.span_of(key), message, "client-id = \"cleanhands\"");
+        }
         return None;
     }
     let id = required(reader, section, "client-id", "client-id = \"cleanhands\"")?.value;

@@ -38,6 +38,9 @@ const HEADERS_RESERVED: &[&str] = &[
     "upgrade",
 ];
 
+/// Ways to have a token for the secret; they stand beside a place or alone.
+const TOKENS: &[&str] = &["oauth2", "github-app"];
+
 /// What `inject` says: the place, and the grant where the secret is not itself put there.
 pub(crate) fn read(
     reader: &mut Reader<'_>,
@@ -58,10 +61,14 @@ pub(crate) fn read(
     }
     table.check_keys(reader, INJECT);
     let (grants, places): (Vec<&str>, Vec<&str>) =
-        keys.iter().partition(|key| ["oauth2", "github-app"].contains(key));
+        keys.iter().partition(|key| TOKENS.contains(key));
     let message = match (grants.len(), places.len()) {
         (0, 1) | (1, 0 | 1) => None,
-        (0 | 1, _) => Some(format!("\"inject\" holds exactly one of {}", INJECT.join(", "))),
+        (0, 0) => Some(format!("\"inject\" holds exactly one of {}", INJECT.join(", "))),
+        (0 | 1, _) => {
+            let places: Vec<_> = INJECT.iter().copied().filter(|k| !TOKENS.contains(k)).collect();
+            Some(format!("\"inject\" holds exactly one of {}", places.join(", ")))
+        }
         _ => Some("a credential has one way to its tokens".to_owned()),
     };
     if let Some(message) = message {

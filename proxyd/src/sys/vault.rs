@@ -133,6 +133,7 @@ fn allowed_calls() -> &'static [i64] {
         libc::SYS_pread64,
         libc::SYS_pwrite64,
         libc::SYS_openat,
+        libc::SYS_openat2,
         libc::SYS_close,
         libc::SYS_fstat,
         libc::SYS_newfstatat,
@@ -258,6 +259,10 @@ impl Drop for LockedKey {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{Mode, OFlags, ResolveFlags};
+
     use super::*;
 
     #[test]
@@ -267,6 +272,12 @@ mod tests {
         assert_eq!(key.bytes(), &[0; KEY_BYTES]);
         key.bytes_mut()[31] = 7;
         assert_eq!(key.bytes()[31], 7);
+    }
+
+    fn open_below(directory: &Path) -> rustix::io::Result<OwnedFd> {
+        let (place, flags) = (OFlags::PATH | OFlags::DIRECTORY, OFlags::RDONLY);
+        let place = rustix::fs::open(directory, place, Mode::empty())?;
+        rustix::fs::openat2(&place, "kept", flags, Mode::empty(), ResolveFlags::BENEATH)
     }
 
     /// What a confined thread can still do. Both restrictions hold for the calling thread alone
@@ -280,6 +291,7 @@ mod tests {
             ("write own files", std::fs::write(&own, b"x").is_ok()),
             ("read own files", std::fs::read(&own).is_ok()),
             ("remove own files", std::fs::remove_file(&own).is_ok()),
+            ("open below a directory", open_below(directory).is_ok()),
             ("read policies", std::fs::read(policies.join("dev.toml")).is_ok()),
             ("write policies", std::fs::write(policies.join("dev.toml"), b"x").is_ok()),
             ("read other files", std::fs::read("/etc/passwd").is_ok()),
@@ -301,11 +313,18 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         std::fs::create_dir(&policies).unwrap();
         std::fs::write(policies.join("dev.toml"), b"").unwrap();
+        std::fs::write(directory.join("kept"), b"").unwrap();
 
         let can = std::thread::spawn(move || confined(&directory, &policies)).join().unwrap();
 
         for (what, possible) in can {
-            let own = ["write own files", "read own files", "remove own files", "read policies"];
+            let own = [
+                "write own files",
+                "read own files",
+                "remove own files",
+                "open below a directory",
+                "read policies",
+            ];
             let own = own.contains(&what);
             assert_eq!(possible, own, "{what}");
         }

@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use policies::address::{AddressClass, classify};
 use policies::{Denial, Host, Permit};
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
@@ -25,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use super::UpstreamError;
 use super::eyeballs::{self, Lost};
 use super::resolve::Resolver;
-use super::trust::Alpn;
+use super::trust::{self, Alpn};
 use super::via::Proxy;
 use super::way::{Way, Ways};
 use crate::config::Protocols;
@@ -323,11 +322,7 @@ impl Dialer {
             address: address.to_string(),
             reason,
         };
-        let name = match host {
-            Host::Ip(ip) => ServerName::IpAddress((*ip).into()),
-            Host::Name(name) => ServerName::try_from(name.clone())
-                .map_err(|_| tls_failed("not a name that certificates can hold".to_owned()))?,
-        };
+        let name = trust::server_name(host).map_err(tls_failed)?;
         let connector = TlsConnector::from(route.way.offers.of(alpn));
         let stream = timeout(HANDSHAKE, connector.connect(name, stream))
             .await

@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use policies::Host;
-use rustls::pki_types::ServerName;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -16,7 +15,7 @@ use super::UpstreamError;
 use super::dial::HANDSHAKE;
 use super::eyeballs::{self, Lost};
 use super::resolve::Resolver;
-use super::trust::{Alpn, TrustError};
+use super::trust::{self, Alpn, TrustError};
 use super::way::{Way, Ways};
 use crate::config::WayOut;
 use crate::relay::stream::Stream;
@@ -47,11 +46,7 @@ impl Outbound {
             address: host.authority(port),
             reason,
         };
-        let name = match host {
-            Host::Ip(ip) => ServerName::IpAddress((*ip).into()),
-            Host::Name(name) => ServerName::try_from(name.clone())
-                .map_err(|_| failed("not a name that certificates can hold".to_owned()))?,
-        };
+        let name = trust::server_name(host).map_err(failed)?;
         let connecting = TlsConnector::from(way.offers.of(Alpn::Http1)).connect(name, stream);
         match timeout(HANDSHAKE, connecting).await {
             Ok(Ok(stream)) => Ok(Stream::new(stream)),

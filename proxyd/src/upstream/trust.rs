@@ -8,8 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use policies::Host;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::config::Identity;
@@ -49,6 +50,15 @@ pub enum Alpn {
     Http1,
     Http2,
     Either,
+}
+
+/// The name that a certificate must be for.
+pub fn server_name(host: &Host) -> Result<ServerName<'static>, String> {
+    match host {
+        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
+        Host::Name(name) => ServerName::try_from(name.clone())
+            .map_err(|_| "not a name that certificates can hold".to_owned()),
+    }
 }
 
 /// Client configurations that differ in what they offer and in nothing else.

@@ -11,7 +11,6 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{BufMut, Bytes, BytesMut};
 use policies::{Backend, Credential, Host, HostPattern, Inject, SecretRef, When};
-use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -154,11 +153,7 @@ impl Proxy {
         if !self.row.tls {
             return Ok(Stream::new(stream));
         }
-        let name = match &self.row.host {
-            Host::Ip(ip) => ServerName::IpAddress((*ip).into()),
-            Host::Name(name) => ServerName::try_from(name.clone())
-                .map_err(|_| self.failed("its name cannot stand in a certificate", None))?,
-        };
+        let name = trust::server_name(&self.row.host).map_err(|why| self.failed(why, None))?;
         let connecting = TlsConnector::from(Arc::clone(&self.tls)).connect(name, stream);
         match timeout(patience, connecting).await {
             Ok(Ok(stream)) => Ok(Stream::new(stream)),

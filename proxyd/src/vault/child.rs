@@ -23,7 +23,7 @@ use policies::{Backend, Grant, Host, Inject, SecretRef};
 use zeroize::Zeroizing;
 
 use super::VaultError;
-use super::files::Files;
+use super::files::{Files, Own};
 use super::key::{KeySource, Material};
 use super::known::Known;
 use super::mint::{Mints, Waiter};
@@ -193,10 +193,13 @@ impl Child {
             .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))?;
         crate::sys::vault::harden()?;
         let material = source.read(!store::exists(directory))?;
+        let own = Own::new(source.path(), directory).map_err(|error| {
+            VaultError::Key(format!("cannot look at the vault's own files: {error}"))
+        })?;
         let read = secrets.iter().map(PathBuf::as_path).chain([policies]);
         crate::sys::vault::confine(directory, read)?;
         let child = Self::open_store(directory, &material, source.word(), policies)?;
-        Ok(Self { files: Files::below(secrets), ..child })
+        Ok(Self { files: Files::below(secrets, own), ..child })
     }
 
     fn open_store(
@@ -215,7 +218,7 @@ impl Child {
             store,
             mints: Mints::default(),
             known: Known::open(policies)?,
-            files: Files::below(Vec::new()),
+            files: Files::default(),
             worker: None,
             authorities,
             key_source,
@@ -274,7 +277,12 @@ impl Child {
     }
 
     /// Answers; nothing where the answer comes later.
-    fn answer(&mut self, number: u32, request: Request, parts: &[Secret]) -> Option<Answer> {
+    pub(super) fn answer(
+        &mut self,
+        number: u32,
+        request: Request,
+        parts: &[Secret],
+    ) -> Option<Answer> {
         match request {
             Request::Render { credential, host, scope, refused } => {
                 match self.permitted(&credential, &host, scope) {
@@ -282,7 +290,7 @@ impl Child {
                     Ok((Use { secret, grant: None }, form)) => Some(self.render(&secret, &form)),
                     Ok((Use { secret, grant: Some(grant) }, form)) => {
                         let key = (secret.path, grant);
-                        self.render_minted(key, Waiter { number, form }, refused)
+                        self.render_minted(key, Waiter::new(number, form), refused)
                     }
                 }
             }
@@ -546,8 +554,21 @@ pub(super) fn serve_in_test(
     directory: &Path,
     clock: impl Fn() -> u64 + Send + 'static,
 ) {
-    let material = Material::Key(Zeroizing::new(vec![7; 32]));
-    let mut child = Child::open_store(directory, &material, "key-file", directory).unwrap();
+    let mut child = open_store_in_test(directory);
     child.clock = Box::new(clock);
     std::thread::spawn(move || serve(socket, child));
+}
+
+/// The child for a test that stands for its worker.
+#[cfg(test)]
+pub(super) fn open_in_test(directory: &Path, worker: UnixStream) -> Child {
+    let mut child = open_store_in_test(directory);
+    child.worker = Some(worker);
+    child
+}
+
+#[cfg(test)]
+fn open_store_in_test(directory: &Path) -> Child {
+    let material = Material::Key(Zeroizing::new(vec![7; 32]));
+    Child::open_store(directory, &material, "key-file", directory).unwrap()
 }

@@ -22,9 +22,10 @@ use super::wire::{self, Reply, Request};
 
 /// How long the child may take to open its store; Argon2id and a slow disk are far below it.
 const START_SECONDS: u64 = 60;
-/// How long one answer may take, with what a worker of the child's needs for it. A child that is
-/// stuck is as good as gone.
-const ANSWER_SECONDS: u64 = 2 * super::FETCH_SECONDS;
+/// How long one answer may take. It may wait for two questions of the worker's, of which each has
+/// its own limit ([`super::mint`]); the rest is for a machine that is busy. A child that is stuck
+/// is as good as gone.
+const ANSWER_SECONDS: u64 = 2 * super::FETCH_SECONDS + 20;
 /// Questions that may wait for their turn; more wait in their own tasks.
 const QUESTIONS: usize = 256;
 

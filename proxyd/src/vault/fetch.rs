@@ -91,9 +91,12 @@ async fn serve(socket: UnixStream, config: Config, outbound: Outbound) {
         }
         let (writing, place) = (Arc::clone(&writing), Arc::clone(&place));
         tokio::spawn(async move {
-            let outbound = current(&place).await;
             let patience = Duration::from_secs(FETCH_SECONDS);
-            let fetched = match timeout(patience, fetch(&outbound, &body)).await {
+            let fetching = async {
+                let outbound = current(&place).await;
+                fetch(&outbound, &body).await
+            };
+            let fetched = match timeout(patience, fetching).await {
                 Ok(fetched) => fetched,
                 Err(_) => Err(format!("the token server gave no answer in {FETCH_SECONDS} s")),
             };
@@ -127,8 +130,8 @@ async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), St
     if parts.len() != 2 {
         return Err("the vault asked in another way than agreed".to_owned());
     }
-    let body = whole(parts.remove(1));
-    let authorization = whole(parts.remove(0));
+    let body = parts.remove(1).into_bytes();
+    let authorization = parts.remove(0).into_bytes();
     let (scheme, host, port, path) = policies::split_url(&asked.url)?;
     if scheme != Scheme::Https {
         return Err("secrets are shown over https only".to_owned());
@@ -188,14 +191,4 @@ async fn exchange(
         }
     }
     Ok((status, Secret::new(answer.to_vec())))
-}
-
-fn whole(secret: Secret) -> Bytes {
-    struct Owner(Secret);
-    impl AsRef<[u8]> for Owner {
-        fn as_ref(&self) -> &[u8] {
-            self.0.expose_secret()
-        }
-    }
-    Bytes::from_owner(Owner(secret))
 }

@@ -5,58 +5,85 @@
 //! traffic process under foreign control can have rendered what policies define, for the hosts
 //! they list, and nothing else: no refresh token, no signing key, no other form.
 
-use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use policies::{Backend, Credential, PolicySet};
 use sha2::{Digest, Sha256};
 
 use super::VaultError;
+use crate::policy::{Snapshot, snapshot};
 
-type Seen = BTreeMap<PathBuf, (u64, i64, i64, u64)>;
+/// How long what was seen last counts without another look.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The policies as they were when last looked at.
 pub(super) struct Known {
     dir: PathBuf,
-    seen: Seen,
+    seen: Snapshot,
+    looked: Instant,
     set: PolicySet,
 }
 
 impl Known {
     pub fn open(dir: &Path) -> Result<Self, VaultError> {
-        let seen = look(dir);
+        let (seen, looked) = (snapshot(dir), Instant::now());
         let set = PolicySet::load(dir).map_err(|found| {
             let first = found.first().map(ToString::to_string).unwrap_or_default();
             VaultError::Failed(format!("the vault cannot read the policies: {first}"))
         })?;
-        Ok(Self { dir: dir.to_owned(), seen, set })
+        Ok(Self { dir: dir.to_owned(), seen, looked, set })
     }
 
     /// The credential of that environment, if the files define it as the asker knows it. A file
     /// that has changed is read again; one with a mistake leaves the former policies in force.
+    ///
+    /// The files come first: an asker that sticks to what they once defined gets that no more.
     pub fn find(
         &mut self,
         environment: &str,
         name: &str,
         print: &str,
     ) -> Result<Arc<Credential>, VaultError> {
+        self.find_at(environment, name, print, Instant::now())
+    }
+
+    fn find_at(
+        &mut self,
+        environment: &str,
+        name: &str,
+        print: &str,
+        now: Instant,
+    ) -> Result<Arc<Credential>, VaultError> {
+        self.look(now);
         if let Some(found) = self.defined(environment, name, print) {
             return Ok(found);
         }
-        let seen = look(&self.dir);
+        // The traffic process may have read a file that is newer than the last look.
+        self.look_again(now);
+        self.defined(environment, name, print).ok_or_else(|| {
+            VaultError::Refused(format!(
+                "the policy of environment {environment:?} does not define credential {name:?} so"
+            ))
+        })
+    }
+
+    fn look(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.looked) >= LOOK {
+            self.look_again(now);
+        }
+    }
+
+    fn look_again(&mut self, now: Instant) {
+        self.looked = now;
+        let seen = snapshot(&self.dir);
         if seen != self.seen {
             if let Ok(set) = PolicySet::load(&self.dir) {
                 self.set = set;
             }
             self.seen = seen;
         }
-        self.defined(environment, name, print).ok_or_else(|| {
-            VaultError::Refused(format!(
-                "the policy of environment {environment:?} does not define credential {name:?} so"
-            ))
-        })
     }
 
     fn defined(&self, environment: &str, name: &str, print: &str) -> Option<Arc<Credential>> {
@@ -69,7 +96,12 @@ impl Known {
     }
 
     /// Whether any policy has a use for the secret.
-    pub fn names(&self, secret: &str) -> bool {
+    pub fn names(&mut self, secret: &str) -> bool {
+        self.names_at(secret, Instant::now())
+    }
+
+    fn names_at(&mut self, secret: &str, now: Instant) -> bool {
+        self.look(now);
         let uses = |credential: &Arc<Credential>| {
             let client = credential.grant.as_ref().and_then(|grant| grant.client.as_ref());
             (credential.secret.backend == Backend::Local && credential.secret.path == secret)
@@ -85,13 +117,80 @@ pub(super) fn print(credential: &Credential) -> String {
     hex::encode(Sha256::digest(format!("{credential:?}")))
 }
 
-fn look(dir: &Path) -> Seen {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
-    entries
-        .filter_map(|entry| {
-            let meta = std::fs::metadata(entry.path()).ok()?;
-            let changed = (meta.ino(), meta.ctime(), meta.ctime_nsec(), meta.len());
-            Some((entry.path(), changed))
-        })
-        .collect()
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const RULE: &str = "[[egress.allow]]\nhosts = [\"a.example\"]\nmethods = [\"GET\"]\n";
+
+    fn credential(name: &str) -> String {
+        format!(
+            "[credentials.{name}]\nsecret = \"local:{name}\"\ninject = {{ bearer = true }}\n\
+             hosts = [\"a.example\"]\n"
+        )
+    }
+
+    fn write(dir: &Path, text: &str) {
+        let (file, beside) = (dir.join("dev.toml"), dir.join("dev.new"));
+        std::fs::write(&beside, text).unwrap();
+        std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::rename(beside, file).unwrap();
+    }
+
+    fn digest(known: &Known, name: &str) -> String {
+        print(&known.set.environment("dev").unwrap().credentials[name])
+    }
+
+    #[test]
+    fn a_definition_that_was_taken_out_or_changed_is_refused_by_its_old_digest() {
+        let dir = tempfile::tempdir().unwrap();
+        let both = [RULE, &credential("taken-out"), &credential("changed")].concat();
+        write(dir.path(), &both);
+        let mut known = Known::open(dir.path()).unwrap();
+        let digests = ["taken-out", "changed"].map(|name| (name, digest(&known, name)));
+        let now = known.looked;
+        for (name, digest) in &digests {
+            assert!(known.find_at("dev", name, digest, now + LOOK).is_ok(), "{name}");
+        }
+
+        let narrowed = credential("changed").replace("a.example", "b.example");
+        write(dir.path(), &[RULE, &narrowed].concat());
+
+        for (name, digest) in &digests {
+            let refused = known.find_at("dev", name, digest, now + 2 * LOOK).err();
+            assert!(matches!(refused, Some(VaultError::Refused(_))), "{name}: {refused:?}");
+        }
+        assert!(!known.names_at("taken-out", now + 2 * LOOK));
+    }
+
+    #[test]
+    fn a_new_definition_counts_at_once_and_a_new_name_at_the_next_look() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), RULE);
+        let mut known = Known::open(dir.path()).unwrap();
+        let now = known.looked;
+        assert!(!known.names_at("new", now));
+        write(dir.path(), &[RULE, &credential("new")].concat());
+
+        assert!(known.names_at("new", now + LOOK));
+        let digest = digest(&known, "new");
+        write(dir.path(), RULE);
+        assert!(!known.names_at("new", now + 2 * LOOK));
+        write(dir.path(), &[RULE, &credential("new")].concat());
+        assert!(known.find_at("dev", "new", &digest, now + 2 * LOOK).is_ok());
+    }
+
+    #[test]
+    fn a_file_with_a_mistake_leaves_the_former_definitions_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &[RULE, &credential("kept")].concat());
+        let mut known = Known::open(dir.path()).unwrap();
+        let (digest, now) = (digest(&known, "kept"), known.looked);
+
+        write(dir.path(), "nonsense");
+
+        assert!(known.find_at("dev", "kept", &digest, now + LOOK).is_ok());
+    }
 }

@@ -32,9 +32,18 @@ const FORCED_APART: Duration = Duration::from_secs(30);
 pub(super) type Key = (String, Grant);
 
 /// Who waits for a token, and in which form it is wanted.
+#[derive(Clone)]
 pub(super) struct Waiter {
     pub number: u32,
     pub form: Form,
+    /// It has waited for a flight whose answer was about a value that is no longer the secret's.
+    again: bool,
+}
+
+impl Waiter {
+    pub fn new(number: u32, form: Form) -> Self {
+        Self { number, form, again: false }
+    }
 }
 
 struct Kept {
@@ -191,9 +200,8 @@ impl Child {
 
     /// Has a token fetched, unless that is under way; the waiter gets the answer.
     fn fly(&mut self, key: &Key, waiter: Option<&Waiter>, forced: bool) -> Result<(), VaultError> {
-        let own = |waiter: &Waiter| Waiter { number: waiter.number, form: waiter.form.clone() };
         if let Some(flight) = self.mints.flight(key) {
-            flight.waiters.extend(waiter.map(own));
+            flight.waiters.extend(waiter.cloned());
             return Ok(());
         }
         if let Some((since, reason)) = self.mints.paused.get(key)
@@ -213,7 +221,7 @@ impl Child {
         let number = self.mints.numbers;
         self.send(number, &ask.fetch, &[ask.authorization, ask.body])?;
         let (key, begun) = (key.clone(), Instant::now());
-        let waiters = waiter.map(own).into_iter().collect();
+        let waiters = waiter.cloned().into_iter().collect();
         if forced && let Some(kept) = self.mints.kept.get_mut(&key) {
             kept.refused = true;
         }
@@ -234,10 +242,18 @@ impl Child {
         for waiter in &flight.waiters {
             let answer = match &outcome {
                 Ok(Landed::Kept) => self.minted(&flight.key, &waiter.form),
-                Ok(Landed::Stale) => match self.fly(&flight.key, Some(waiter), flight.forced) {
-                    Ok(()) => continue,
-                    Err(error) => Err(error),
-                },
+                // Once: whoever asked for the vault waits for two flights at most.
+                Ok(Landed::Stale) if waiter.again => Err(VaultError::Unavailable(format!(
+                    "secret {:?} was changed while a token was fetched for it",
+                    flight.key.0
+                ))),
+                Ok(Landed::Stale) => {
+                    let waiter = Waiter { again: true, ..waiter.clone() };
+                    match self.fly(&flight.key, Some(&waiter), flight.forced) {
+                        Ok(()) => continue,
+                        Err(error) => Err(error),
+                    }
+                }
                 Err(error) => Err(error.clone()),
             };
             answers.push((waiter.number, answer));
@@ -255,7 +271,11 @@ impl Child {
         let (version, value) = self.store.current(secret)?;
         if version != flight.version {
             // An operator has stored another value meanwhile: the answer is about the former one.
-            return Ok(Landed::Stale);
+            return match fetched {
+                Fetched::Answered { .. } => Ok(Landed::Stale),
+                // A server that is silent or not there is so for every value.
+                Fetched::Failed { reason } => Err(VaultError::Unavailable(reason)),
+            };
         }
         let meaning = match fetched {
             Fetched::Failed { reason } => Meaning::Later(reason),
@@ -311,3 +331,6 @@ fn print(grant: &Grant) -> String {
     let text = serde_json::to_vec(grant).expect("a grant holds nothing that JSON cannot");
     hex::encode(Sha256::digest(text))
 }
+
+#[cfg(test)]
+mod tests;

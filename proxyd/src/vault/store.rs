@@ -427,13 +427,21 @@ impl Store {
     }
 
     fn unseal(&self, place: &[&str], version: u64, sealed: &[u8]) -> Result<Secret, VaultError> {
-        unseal(self.rows.bytes(), &self.id, place, version, sealed).ok_or_else(|| {
-            VaultError::Failed(format!(
-                "a row of the vault was changed from outside: {}",
-                place.join(" ")
-            ))
-        })
+        unseal_row(&self.rows, &self.id, place, version, sealed)
     }
+}
+
+fn unseal_row(
+    rows: &LockedKey,
+    id: &[u8],
+    place: &[&str],
+    version: u64,
+    sealed: &[u8],
+) -> Result<Secret, VaultError> {
+    unseal(rows.bytes(), id, place, version, sealed).ok_or_else(|| {
+        let place = place.join(" ");
+        VaultError::Failed(format!("a row of the vault was changed from outside: {place}"))
+    })
 }
 
 fn create(db: &mut Connection, material: &Material) -> Result<(), VaultError> {

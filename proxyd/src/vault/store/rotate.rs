@@ -6,7 +6,7 @@
 use rusqlite::params;
 use zeroize::Zeroizing;
 
-use super::{Kept, LockedKey, Secret, Store, VaultError, failed, seal, summary, unseal};
+use super::{Kept, LockedKey, Secret, Store, VaultError, failed, seal, summary, unseal_row};
 use crate::vault::key::{KEY_BYTES, derive};
 use crate::vault::seal::fill;
 
@@ -28,10 +28,7 @@ impl Store {
         let (secrets, tokens, authorities) = (self.secrets()?, self.tokens()?, self.keys()?);
         let (old, id) = (&self.rows, &self.id);
         let again = |place: &[&str], version: u64, sealed: &[u8]| {
-            let value = unseal(old.bytes(), id, place, version, sealed).ok_or_else(|| {
-                let place = place.join(" ");
-                VaultError::Failed(format!("a row of the vault was changed from outside: {place}"))
-            })?;
+            let value = unseal_row(old, id, place, version, sealed)?;
             seal(rows.bytes(), id, place, version, value.expose_secret())
         };
         let placeholders =
