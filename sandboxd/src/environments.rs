@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime};
 
 use ipc::fault::{Code, Fault};
 use policies::{Policy, PolicySet};
-use sha2::{Digest, Sha256};
 
 /// What the kernel says of each file: when all is the same, so are the files. The time of change of
 /// an inode cannot be set by anybody, a replaced file has another inode.
@@ -39,8 +38,8 @@ struct Known {
     set: Option<Arc<PolicySet>>,
     /// Why the files as they are now could not be read.
     broken: Option<String>,
-    /// Of the files' contents.
-    digest: Vec<u8>,
+    /// The files as they were last read, when they could be.
+    files: Option<Vec<(String, String)>>,
 }
 
 impl Environments {
@@ -76,32 +75,39 @@ impl Environments {
         let unread = known.set.is_none() && known.broken.is_none();
         if known.fingerprint != fingerprint || fingerprint.unsettled || unread {
             known.fingerprint = fingerprint;
-            let digest = digest(&self.directory, &known.fingerprint);
-            if known.digest == digest && !unread {
-                // The same files, touched or looked at too soon: what is ready for them stays.
-                return known.answer();
-            }
-            known.digest = digest;
-            match PolicySet::load(&self.directory) {
-                Ok(set) => {
-                    known.set = Some(Arc::new(set));
-                    known.broken = None;
-                }
-                Err(diagnostics) => {
-                    let texts: Vec<String> = diagnostics.iter().map(ToString::to_string).collect();
-                    tracing::warn!(
-                        problems = texts.len(),
-                        "policy files changed nothing: they do not parse"
-                    );
-                    known.broken = Some(texts.join("\n"));
-                }
-            }
+            known.read(&self.directory);
         }
         known.answer()
     }
 }
 
 impl Known {
+    /// Reads and parses the files. The same files, touched or looked at too soon, change nothing:
+    /// what is ready for them stays.
+    fn read(&mut self, directory: &Path) {
+        let read = PolicySet::read(directory);
+        let parsed = match &read {
+            Ok(files) if self.files.as_ref() == Some(files) => return,
+            Ok(files) => PolicySet::parse(files),
+            Err(diagnostics) => Err(diagnostics.clone()),
+        };
+        self.files = read.ok();
+        match parsed {
+            Ok(set) => {
+                self.set = Some(Arc::new(set));
+                self.broken = None;
+            }
+            Err(diagnostics) => {
+                let texts: Vec<String> = diagnostics.iter().map(ToString::to_string).collect();
+                tracing::warn!(
+                    problems = texts.len(),
+                    "policy files changed nothing: they do not parse"
+                );
+                self.broken = Some(texts.join("\n"));
+            }
+        }
+    }
+
     fn answer(&self) -> Result<Arc<PolicySet>, Fault> {
         match (&self.set, &self.broken) {
             (Some(set), _) => Ok(Arc::clone(set)),
@@ -114,35 +120,28 @@ impl Known {
     }
 }
 
-/// Stands for the contents. A file that cannot be read makes loading fail, which says why.
-fn digest(directory: &Path, fingerprint: &Fingerprint) -> Vec<u8> {
-    let mut all = Sha256::new();
-    for (name, ..) in &fingerprint.files {
-        let text = std::fs::read(directory.join(name)).unwrap_or_default();
-        all.update(name.as_encoded_bytes());
-        all.update((text.len() as u64).to_le_bytes());
-        all.update(text);
-    }
-    all.finalize().to_vec()
-}
-
 fn fingerprint(directory: &Path) -> std::io::Result<Fingerprint> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut found = Fingerprint::default();
+    // Whose the directory is, and who else may write there, decides whether files are read at all.
+    let mut seen = vec![(std::ffi::OsString::new(), std::fs::metadata(directory)?)];
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.path().extension().is_some_and(|e| e == "toml") {
             // The file that a link leads to: that is what is read.
             let meta = std::fs::metadata(entry.path()).or_else(|_| entry.metadata())?;
-            let inode = [meta.dev(), meta.ino(), meta.len()];
-            let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
-            let changed = Duration::new(
-                meta.ctime().try_into().unwrap_or(0),
-                meta.ctime_nsec().try_into().unwrap_or(0),
-            );
-            found.unsettled |= now.saturating_sub(changed) < CLOCK_TICK;
-            found.files.push((entry.file_name(), inode, times));
+            seen.push((entry.file_name(), meta));
         }
+    }
+    for (name, meta) in seen {
+        let inode = [meta.dev(), meta.ino(), meta.len()];
+        let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
+        let changed = Duration::new(
+            meta.ctime().try_into().unwrap_or(0),
+            meta.ctime_nsec().try_into().unwrap_or(0),
+        );
+        found.unsettled |= now.saturating_sub(changed) < CLOCK_TICK;
+        found.files.push((name, inode, times));
     }
     found.files.sort();
     Ok(found)
@@ -182,6 +181,56 @@ mod tests {
 
             assert_eq!(environments.policy("dev").unwrap().description, word);
         }
+    }
+
+    /// Opened like any other file, the link would lead to a read without an end and the FIFO to an
+    /// open without one.
+    #[test]
+    fn what_is_no_regular_file_neither_holds_up_a_look_nor_changes_anything() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("dev.toml"), "description = \"one\"\n").unwrap();
+        let environments = Arc::new(Environments::new(dir.path().to_owned()));
+        let fifo = dir.path().join("fifo.toml");
+        let link = dir.path().join("link.toml");
+        let look = || {
+            let (tell, told) = std::sync::mpsc::channel();
+            let environments = Arc::clone(&environments);
+            std::thread::spawn(move || tell.send(environments.policy("dev").unwrap()));
+            told.recv_timeout(Duration::from_secs(30)).expect("the look hangs")
+        };
+        let fresh = || Environments::new(dir.path().to_owned()).policy("dev").unwrap_err();
+
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        assert_eq!(look().description, "one");
+        let with_fifo = fresh();
+        std::fs::remove_file(&fifo).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+        assert_eq!(look().description, "one");
+        let with_link = fresh();
+
+        assert!(with_fifo.text.contains("not a regular file"), "{with_fifo}");
+        assert!(with_link.text.contains("not a regular file"), "{with_link}");
+    }
+
+    #[test]
+    fn a_directory_that_is_closed_to_others_again_is_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |mode| std::fs::Permissions::from_mode(mode);
+        let file = dir.path().join("dev.toml");
+        std::fs::write(&file, "description = \"one\"\n").unwrap();
+        std::fs::set_permissions(dir.path(), mode(0o777)).unwrap();
+        let settled = SystemTime::now() + 2 * CLOCK_TICK;
+        while SystemTime::now() < settled {
+            std::thread::yield_now();
+        }
+        let environments = Environments::new(dir.path().to_owned());
+
+        assert!(environments.policy("dev").unwrap_err().text.contains("others can write it"));
+        std::fs::set_permissions(dir.path(), mode(0o700)).unwrap();
+
+        assert_eq!(environments.policy("dev").unwrap().description, "one");
     }
 
     #[test]

@@ -319,6 +319,8 @@ impl Service {
         if sandbox.cell.oom_kills() > kills {
             receipt::out_of_memory(&mut receipt, sandbox.table.memory_bytes);
         }
+        // What it waits for from here on is not its own.
+        receipt.duration_ms = millis(call.begun.elapsed());
         let ended = receipt.exit_code.is_some() || receipt.outcome == Outcome::TimedOut;
         if receipt.is_error && ended {
             let lines = sandbox.lease().refusals(&call.request.call).await;
@@ -327,7 +329,6 @@ impl Service {
         receipt.sandbox = Some(sandbox.id.clone());
         receipt.provision_us = seat.provision_us;
         receipt.layers = sandbox.layers();
-        receipt.duration_ms = millis(call.begun.elapsed());
         sandbox.lease().call_finished(&call.request.call).await;
         receipt
     }

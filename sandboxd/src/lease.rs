@@ -131,7 +131,14 @@ impl Lease {
     /// call's result must not wait for it.
     pub async fn refusals(&self, call: &CallId) -> Vec<String> {
         let (tell, told) = oneshot::channel();
-        self.shared.state().asking.insert(call.clone(), tell);
+        {
+            let mut state = self.shared.state();
+            // Whoever takes the channel away lets go of all who ask by then.
+            if state.channel.is_none() {
+                return Vec::new();
+            }
+            state.asking.insert(call.clone(), tell);
+        }
         self.tell(&LeaseRequest::Refusals { call: call.clone() }).await;
         let lines = tokio::time::timeout(REFUSALS_TIMEOUT, told).await;
         self.shared.state().asking.remove(call);
@@ -140,30 +147,44 @@ impl Lease {
 
     /// Gives the lease back: proxyd forgets it at once.
     pub async fn close(&self) {
+        let channel = self.shared.disconnect();
         self.shared.ended.cancel();
-        self.tell(&LeaseRequest::Close).await;
+        if let Some(channel) = channel {
+            send(&channel, &LeaseRequest::Close).await;
+        }
     }
 
     /// While proxyd is away there is nobody to tell; what runs is told when it returns.
     async fn tell(&self, message: &LeaseRequest) {
         let channel = self.shared.state().channel.clone();
         if let Some(channel) = channel {
-            // A failure is seen by the task that watches the connection.
-            let _ = tokio::time::timeout(REPLY_TIMEOUT, channel.send(message, &[])).await;
+            send(&channel, message).await;
         }
     }
+}
+
+/// A failure is seen by the task that watches the connection.
+async fn send(channel: &Channel, message: &LeaseRequest) {
+    let _ = tokio::time::timeout(REPLY_TIMEOUT, channel.send(message, &[])).await;
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.ended.cancel();
-        self.shared.state().channel = None;
+        self.shared.disconnect();
     }
 }
 
 impl Shared {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on there is nobody to ask, and nobody waits for an answer.
+    fn disconnect(&self) -> Option<Arc<Channel>> {
+        let mut state = self.state();
+        state.asking.clear();
+        state.channel.take()
     }
 
     async fn try_open(&self) -> Result<(Channel, Opened), LeaseError> {
@@ -209,6 +230,7 @@ async fn keep(shared: Arc<Shared>, first: Arc<Channel>, events: mpsc::UnboundedS
         };
         match received {
             Ok((LeaseReply::Revoked { reason }, _)) => {
+                shared.disconnect();
                 let _ = events.send(Event::Revoked { reason });
                 return;
             }
@@ -223,11 +245,7 @@ async fn keep(shared: Arc<Shared>, first: Arc<Channel>, events: mpsc::UnboundedS
             Ok(_) | Err(MessageError::Malformed(_)) => continue,
             Err(_) => {}
         }
-        {
-            let mut state = shared.state();
-            state.channel = None;
-            state.asking.clear();
-        }
+        shared.disconnect();
         tracing::info!(lease = %shared.open.lease, "proxyd is away: opening the lease again");
         let Some((again, opened)) = reopen(&shared).await else { return };
         channel = Arc::new(again);
@@ -264,6 +282,81 @@ async fn reopen(shared: &Shared) -> Option<(Channel, Opened)> {
         tokio::select! {
             () = shared.ended.cancelled() => return None,
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use ipc::id::LeaseId;
+    use ipc::lease::{Holder, VERSION};
+
+    use super::*;
+
+    /// A lease, over a connection or while proxyd is away.
+    fn lease(channel: Option<Arc<Channel>>) -> Lease {
+        let open = Open {
+            version: VERSION,
+            lease: LeaseId::random(),
+            holder: Holder::Sandbox,
+            environment: "dev".into(),
+            owner: "uid:1".into(),
+            sandbox: None,
+            session: None,
+            descriptors: Vec::new(),
+        };
+        let state = Mutex::new(State { channel, ..State::default() });
+        let (socket, ended) = ("/nonexistent/lease.sock".into(), CancellationToken::new());
+        Lease { shared: Arc::new(Shared { socket, open, sockets: Vec::new(), state, ended }) }
+    }
+
+    fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test]
+    async fn a_call_that_ends_while_proxyd_is_away_waits_for_no_answer() {
+        let lease = lease(None);
+        let call = CallId::random();
+
+        let asked = poll(pin!(lease.refusals(&call)));
+
+        assert_eq!(asked, Poll::Ready(Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_asks_when_proxyd_goes_or_ends_the_lease_waits_no_longer() {
+        for revoked in [false, true] {
+            let (ours, theirs) = ipc::fd::pair().unwrap();
+            let channel = Arc::new(Channel::new(ours).unwrap());
+            let proxyd = Channel::new(theirs).unwrap();
+            let lease = lease(Some(Arc::clone(&channel)));
+            let (events, mut received) = mpsc::unbounded_channel();
+            let keeping = tokio::spawn(keep(Arc::clone(&lease.shared), channel, events));
+            let call = CallId::random();
+            let mut asking = pin!(lease.refusals(&call));
+
+            let asked = tokio::select! {
+                lines = asking.as_mut() => panic!("answered by nobody: {lines:?}"),
+                asked = proxyd.receive::<LeaseRequest>() => asked.unwrap().0,
+            };
+            assert!(matches!(asked, LeaseRequest::Refusals { .. }), "{asked:?}");
+            if revoked {
+                let reply = LeaseReply::Revoked { reason: "a test".into() };
+                proxyd.send(&reply, &[]).await.unwrap();
+                assert!(matches!(received.recv().await, Some(Event::Revoked { .. })));
+            } else {
+                drop(proxyd);
+                while lease.shared.state().channel.is_some() {
+                    tokio::task::yield_now().await;
+                }
+            }
+
+            assert_eq!(poll(asking.as_mut()), Poll::Ready(Vec::new()), "revoked: {revoked}");
+            keeping.abort();
         }
     }
 }
