@@ -88,6 +88,11 @@ impl Engine {
         self.parts.models.find(name).is_some()
     }
 
+    /// Whether what this model's requests cost is known.
+    pub fn has_price(&self, name: &str) -> bool {
+        self.parts.models.price(name).is_some()
+    }
+
     /// Creates a session; its first event must be `SessionCreated`. Wakes it when there is more.
     pub async fn create_session(
         &self,
@@ -117,6 +122,20 @@ impl Engine {
         Ok(appended)
     }
 
+    /// Appends what changes a session, and wakes it if the guard says so.
+    pub async fn update(
+        &self,
+        session: &SessionId,
+        guard: Guard,
+        event: NewEvent,
+    ) -> Result<(), LogError> {
+        self.parts.log.append(session, guard, vec![event]).await?;
+        if guard.wakes {
+            self.poke(session);
+        }
+        Ok(())
+    }
+
     /// Follows a session from now on, with previews.
     pub async fn subscribe(&self, session: &SessionId) -> Result<LiveStream, LogError> {
         LiveStream::open(&self.parts, session).await
@@ -126,7 +145,8 @@ impl Engine {
     pub async fn archive(&self, session: &SessionId) -> Result<(), Fault> {
         let Some(ownership) = self.take_idle(session).await? else { return Ok(()) };
         let chain = self.parts.log.chain(session).await?;
-        let guard = Guard { fence: Some(ownership.fence), last: Some(chain.events), settles: true };
+        let (fence, last) = (Some(ownership.fence), Some(chain.events));
+        let guard = Guard { fence, last, settles: true, ..Guard::default() };
         let end = vec![Body::StatusTerminated {}.into()];
         self.parts.log.append(session, guard, end).await?;
         Ok(())

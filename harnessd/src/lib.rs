@@ -1,9 +1,9 @@
 //! harnessd: the session log, the agent loop and the HTTP API. No key, no network, no commands.
 //!
 //! Read in this order: [`wake`] (one session from event to event), [`state`] (what a log says,
-//! folded) and [`step`] (the decision what comes next), both pure, [`engine`] (who runs which
-//! session, and who listens), [`log`] (what is stored), [`context`] (events to model messages),
-//! [`model`] and [`hands`] (what it talks to), [`api`] (what clients see).
+//! folded) with [`spending`], and [`step`] (the decision what comes next), all pure, [`engine`]
+//! (who runs which session, and who listens), [`log`] (what is stored), [`context`] (events to
+//! model messages), [`model`] and [`hands`] (what it talks to), [`api`] (what clients see).
 #![deny(unsafe_code)]
 
 pub mod api;
@@ -15,6 +15,7 @@ pub mod hands;
 pub mod log;
 pub mod model;
 mod run;
+mod spending;
 pub mod state;
 pub mod step;
 mod sys;

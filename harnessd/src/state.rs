@@ -9,13 +9,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::log::{Body, Created, Event, Failure, RequestEnded, Status, StopReason, ToolUse, Usage};
+use crate::log::{Body, Event, Failure, RequestEnded, Status, StopReason, ToolUse, Usage};
+use crate::spending::Spending;
 
 /// Places where a context may begin that are remembered; older ones are counted only. It bounds
 /// both a snapshot and how far back a profile of the last answers can reach.
 pub const MARKS_KEPT: usize = 512;
-/// One US cent in the unit of costs.
-const NANO_USD_PER_CENT: u64 = 10_000_000;
 /// The stop reason of an answer that filled the model's window.
 const WINDOW_FULL: &str = "model_context_window_exceeded";
 /// The stop reason of a turn that the provider wants sent back as it is.
@@ -49,10 +48,7 @@ pub struct State {
     /// A call was sent to a sandbox: something may lie there.
     pub used_sandbox: bool,
     pub usage: Usage,
-    /// What the session's requests cost at list price, in billionths of a US dollar.
-    pub cost_nano_usd: u64,
-    /// The client's limit, in cents.
-    pub budget_cents: Option<u64>,
+    pub(crate) spending: Spending,
     /// Place of the event that holds the agent in force.
     pub agent_at: u64,
     /// The context profile that was chosen for this session.
@@ -204,32 +200,19 @@ impl State {
         !self.pending.is_empty()
     }
 
-    /// Whether the budget is spent.
-    pub fn is_over_budget(&self) -> bool {
-        let limit = self.budget_cents.map(|cents| cents.saturating_mul(NANO_USD_PER_CENT));
-        limit.is_some_and(|limit| self.cost_nano_usd >= limit)
-    }
-
     /// Takes the next event of the log.
     pub fn take(&mut self, event: &Event) {
         self.seq = event.seq;
         if let Some(status) = event.body.status() {
             self.status = status;
         }
+        self.spending.take(&event.body);
         match &event.body {
-            Body::SessionCreated(Created { budget_cents, .. }) => {
+            Body::SessionCreated(_) => {
                 self.created = true;
                 self.agent_at = event.seq;
-                self.budget_cents = *budget_cents;
             }
-            Body::SessionUpdated { agent, budget_cents, .. } => {
-                if agent.is_some() {
-                    self.agent_at = event.seq;
-                }
-                if let Some(budget) = budget_cents {
-                    self.budget_cents = *budget;
-                }
-            }
+            Body::SessionUpdated { agent: Some(_), .. } => self.agent_at = event.seq,
             Body::ProfileChanged { profile } => {
                 self.profile = Some(profile.clone());
                 (self.floor, self.stuck) = (0, false);
@@ -322,8 +305,7 @@ impl State {
     pub(crate) fn end_request(&mut self, ended: &RequestEnded) {
         let open = self.open_request.take();
         self.usage += ended.usage;
-        let cost = ended.cost_nano_usd.unwrap_or(0);
-        self.cost_nano_usd = self.cost_nano_usd.saturating_add(cost);
+        self.spending.request_ended(ended);
         if open.as_ref().is_some_and(|open| open.summary) {
             self.summary_failures += u32::from(ended.failure.is_some());
             return;

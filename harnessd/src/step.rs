@@ -152,7 +152,8 @@ impl State {
         let stray = self.waiting(Waiting::Confirmation);
         let messages = self.waiting(Waiting::Message);
         if self.status == Status::Idle {
-            let due = self.model_due && !self.is_over_budget();
+            // A turn that waited for its client while the budget was spent says so when it goes on.
+            let due = self.model_due && !self.spending.has_stopped();
             return match (messages.is_empty() && !due, stray.is_empty()) {
                 (true, true) => Step::Rest,
                 (true, false) => Step::Process { events: stray },
@@ -181,7 +182,7 @@ impl State {
 
     pub(crate) fn call_model(&self) -> Step {
         let finish = |stop_reason| Step::Finish { stop_reason, stop_details: None };
-        if self.is_over_budget() {
+        if self.spending.is_spent() {
             return finish(StopReason::BudgetReached);
         }
         let endless = self.cuts > CUTS_MAX || self.pauses > PAUSES_MAX;

@@ -350,12 +350,22 @@ fn a_budget_ends_the_turn_before_the_next_request_and_a_greater_one_lets_it_go_o
     };
     let used = Body::ToolUse(tool("a", Allow, Sandbox));
     let script = Script::asked().and(budget(5)).and(started()).with("a", used);
-    let script = script.and(Body::ModelRequestEnded(costs(50_000_000))).and(result("a"));
+    let spending = script.and(Body::ModelRequestEnded(costs(50_000_000)));
+    let script = spending.clone().and(result("a"));
     let spent = script.clone().and(idle(StopReason::BudgetReached));
 
     assert_eq!(names(script.next()).0, "budget");
     assert_eq!(names(spent.next()).0, "rest");
     assert_eq!(names(spent.clone().and(budget(6)).next()).0, "begin");
+    // Whoever waited for the client meanwhile says so as soon as the wait is over.
+    let waited = idle(StopReason::RequiresAction { events: vec!["a".into()] });
+    let waited = spending.clone().and(waited).and(result("a"));
+    assert_eq!(names(waited.next()).0, "begin");
+    assert_eq!(names(waited.and(Body::StatusRunning {}).next()).0, "budget");
+    // A turn that stopped for want of a price rests too, until its budget changes.
+    let stopped = Script::asked().and(budget(5)).and(idle(StopReason::BudgetReached));
+    assert_eq!(names(stopped.next()).0, "rest");
+    assert_eq!(names(stopped.and(budget(5)).next()).0, "begin");
     let below = Script::asked().and(budget(5)).and(Body::ModelRequestEnded(costs(49_999_999)));
     assert_eq!(names(below.next()).0, "finish");
 }

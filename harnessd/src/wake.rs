@@ -157,7 +157,8 @@ impl Run {
 
     /// Appends as the owner, if nothing has come in between; else the next step decides anew.
     async fn append_if_last(&mut self, events: Vec<NewEvent>) -> Result<bool, LogError> {
-        let guard = Guard { fence: Some(self.fence), last: Some(self.state.seq), settles: true };
+        let (fence, last) = (Some(self.fence), Some(self.state.seq));
+        let guard = Guard { fence, last, settles: true, ..Guard::default() };
         match self.parts.log.append(&self.session, guard, events).await {
             Ok(_) => {
                 self.catch_up().await?;
@@ -204,7 +205,6 @@ impl Run {
     fn reason_given_up(&self, reason: &StopReason) -> Vec<NewEvent> {
         let why = match reason {
             StopReason::RetriesExhausted => self.state.reason_given_up(),
-            StopReason::BudgetReached => Some("the session's budget is spent"),
             _ => None,
         };
         let error = |message: &str| Body::Error {

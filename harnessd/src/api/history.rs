@@ -14,7 +14,7 @@ use crate::log::{Log, LogError};
 const SLICE: u64 = 1_000;
 
 /// Changes with every change of [`Fold`].
-const WIRE: Kind = Kind { name: "wire/1", newest_only: false };
+const WIRE: Kind = Kind { name: "wire/2", newest_only: false };
 
 /// A place in the history; see [`WireEvent::place`].
 pub type Place = (u64, u32);

@@ -9,6 +9,7 @@
 mod agent;
 mod agents;
 mod body;
+mod budget;
 mod cursor;
 mod edge;
 mod environment;

@@ -12,7 +12,7 @@ use super::body::JsonBody;
 use super::edge::Owner;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::{ApiState, session, sessions, wire, wire_blocks};
+use super::{ApiState, history, session, sessions, wire, wire_blocks};
 use crate::log::Log;
 use crate::log::event::{Body, Event, HandKind, NewEvent, Permission, Status, ToolUse};
 use ipc::id::SessionId;
@@ -31,7 +31,7 @@ pub async fn send(
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let log = state.engine.log();
-    log.object(sessions::KIND, &owner.0, &id, None).await?;
+    let object = log.object(sessions::KIND, &owner.0, &id, None).await?;
     let session = session::id(&id)?;
     let mut fields = Fields::of("", &body)?;
     let items = fields.array("events", EVENTS_MAX)?.value();
@@ -42,10 +42,22 @@ pub async fn send(
     for (at, item) in items.iter().enumerate() {
         bodies.push(read_one(&format!("events[{at}]"), item, id.as_str())?);
     }
-    if log.chain(&session).await?.status == Status::Terminated {
+    let chain = log.chain(&session).await?;
+    if chain.status == Status::Terminated {
         return Err(ApiError::invalid(format!(
             "session {id}: archived or terminated: cannot send events"
         )));
+    }
+
+    let speaks = bodies.iter().any(|body| matches!(body, Body::UserMessage { .. }));
+    if speaks && !object.body["budget"].is_null() {
+        let fold = history::fold_after(log, &session, chain.events).await?;
+        if fold.spending().is_at_budget() {
+            return Err(ApiError::invalid(format!(
+                "session {id}: its budget is reached: raise or remove it; until then only \
+                 user.tool_confirmation, user.custom_tool_result and user.interrupt are accepted"
+            )));
+        }
     }
 
     let answers = bodies.iter().any(|body| answered(body).is_some());

@@ -11,7 +11,7 @@ use super::ApiState;
 use super::agent::Agent;
 use super::error::ApiError;
 use super::wire_bodies::{seconds, session_usage};
-use super::{history, tools};
+use super::{budget, history, tools};
 use crate::log::event::{self, Status};
 use crate::log::objects::Object;
 use crate::log::{Chain, now};
@@ -84,7 +84,8 @@ pub async fn wire(state: &ApiState, object: &Object) -> Result<Value, ApiError> 
     let chain = log.chain(&session).await?;
     let now = now();
     let fold = history::fold_after(log, &session, chain.events).await?;
-    let (tokens, active_millis) = (fold.tokens(), fold.active_millis(&now));
+    let (tokens, spending) = (fold.tokens(), fold.spending());
+    let active_millis = fold.active_millis(&now);
     let status = status(&chain);
     let updated = std::cmp::max(&object.updated_at, &chain.updated_at);
     let end = if status == Status::Terminated { &chain.updated_at } else { &now };
@@ -99,14 +100,14 @@ pub async fn wire(state: &ApiState, object: &Object) -> Result<Value, ApiError> 
         "environment_id": body["environment_id"],
         "resources": [],
         "vault_ids": [],
-        "budget": null,
+        "budget": budget::wire(spending.budget_cents()),
         "deployment_id": null,
         "outcome_evaluations": [],
         "stats": {
             "active_seconds": seconds(active_millis),
             "duration_seconds": seconds(millis_between(&object.created_at, end)),
         },
-        "usage": session_usage(&tokens, active_millis),
+        "usage": session_usage(&tokens, &spending, active_millis),
         "created_at": object.created_at,
         "updated_at": updated,
         "archived_at": object.archived_at,

@@ -13,9 +13,9 @@ use super::edge::Owner;
 use super::error::ApiError;
 use super::fields::{Fields, Patch};
 use super::query::Parameters;
-use super::{ApiState, agents, environments, page, send, session};
+use super::{ApiState, agents, budget, environments, history, page, send, session};
 use crate::log::Guard;
-use crate::log::event::{Body, Created, NewEvent, Status};
+use crate::log::event::{self, Body, Created, NewEvent, Status};
 use crate::log::objects::{Change, NewObject, Object};
 
 pub const KIND: &str = "session";
@@ -34,15 +34,20 @@ pub async fn create(
     let environment_id = fields.required_text("environment_id", ID_CHARS_MAX)?;
     let title = fields.text("title", TITLE_CHARS_MAX)?.value();
     let metadata = fields.metadata()?;
-    for key in ["resources", "vault_ids", "budget"] {
+    for key in ["resources", "vault_ids"] {
         fields.unsupported(key)?;
     }
+    let budget = fields.any("budget").filter(|value| !value.is_null());
+    let budget_cents = budget.map(budget::read).transpose()?;
     let initial = match fields.array("initial_events", INITIAL_EVENTS_MAX)?.value() {
         Some(items) => send::read_initial("initial_events", items)?,
         None => Vec::new(),
     };
     fields.finish()?;
     agents::check_model(&state, "agent.model", &agent)?;
+    if budget_cents.is_some() {
+        budget::check_price(&state, &agent.model.id)?;
+    }
     let environment =
         state.engine.log().object(environments::KIND, &owner.0, &environment_id, None).await?;
     environments::refuse_archived(&environment)?;
@@ -62,6 +67,7 @@ pub async fn create(
             "agent_id": base.id,
             "agent_version": base.version,
             "environment_id": environment_id,
+            "budget": budget::wire(budget_cents),
         }),
     };
     let created = Created {
@@ -69,7 +75,7 @@ pub async fn create(
         policy: policy.name.clone(),
         workspace: session::workspace(&metadata)?,
         agent: effective,
-        budget_cents: None,
+        budget_cents,
     };
     let mut events = vec![NewEvent::new(Body::SessionCreated(created))];
     events.extend(initial.into_iter().map(NewEvent::new));
@@ -159,7 +165,14 @@ pub async fn update(
     if fields.any("vault_ids").is_some() {
         return Err(ApiError::unsupported("vault_ids"));
     }
-    fields.unsupported("budget")?;
+    let budget = match fields.any("budget") {
+        Some(value) => {
+            let spending = history::fold_after(log, &session, chain.events).await?.spending();
+            let changed = budget::changed(&state, &spending, &model(&object)?, value)?;
+            changed.map(|cents| (cents, spending.is_at_budget()))
+        }
+        None => None,
+    };
     fields.finish()?;
     if chain.status == Status::Terminated {
         return Err(ApiError::invalid(format!("session {id}: terminated sessions cannot change")));
@@ -169,35 +182,67 @@ pub async fn update(
         return Err(ApiError::conflict(format!("agent: session {id} is running: wait for idle")));
     }
 
-    let mut document = object.body.clone();
     let title = match title {
         Patch::Keep => None,
         Patch::Clear => Some(Value::Null),
         Patch::Set(title) => Some(json!(title)),
     };
-    let title = title.filter(|title| *title != document["title"]);
-    let metadata = metadata.filter(|metadata| *metadata != document["metadata"]);
-    let agent = agent.filter(|agent| agent.snapshot != document["agent"]);
-    if title.is_none() && metadata.is_none() && agent.is_none() {
+    let title = title.filter(|title| *title != object.body["title"]);
+    let metadata = metadata.filter(|metadata| *metadata != object.body["metadata"]);
+    let agent = agent.filter(|agent| agent.snapshot != object.body["agent"]);
+    if title.is_none() && metadata.is_none() && agent.is_none() && budget.is_none() {
         return Ok(Json(session::wire(&state, &object).await?));
     }
-    if let Some(title) = &title {
-        document["title"] = title.clone();
-    }
-    if let Some(metadata) = &metadata {
-        document["metadata"] = metadata.clone();
-    }
-    if let Some(agent) = &agent {
-        document["agent"] = agent.snapshot.clone();
-    }
-    // A new agent must not come between the events of a turn: the log must not have grown.
-    let guard = Guard { last: agent.is_some().then_some(chain.events), ..Guard::default() };
-    let event = NewEvent::new(Body::SessionUpdated { agent, title, metadata, budget_cents: None });
-    log.append(&session, guard, vec![event]).await?;
-    let change =
-        Change { body: document, unique_name: None, expected_version: None, new_version: false };
+    // A turn that stopped at the budget goes on under another. One that runs looks again itself,
+    // but may be about to stop.
+    let wakes = budget.is_some_and(|(_, stopped)| stopped || !idle);
+    // A new agent must not come between the events of a turn, nor a budget unseen behind its end:
+    // the log must not have grown.
+    let still = agent.is_some() || (budget.is_some() && !wakes);
+    let guard = Guard { last: still.then_some(chain.events), wakes, ..Guard::default() };
+    let budget_cents = budget.map(|(cents, _)| cents);
+    let change = Change {
+        body: document(&object, title.as_ref(), metadata.as_ref(), agent.as_ref(), budget_cents),
+        unique_name: None,
+        expected_version: None,
+        new_version: false,
+    };
+    let event = Body::SessionUpdated { agent, title, metadata, budget_cents };
+    state.engine.update(&session, guard, event.into()).await?;
     let object = log.change_object(KIND, &owner.0, &id, change).await?;
     Ok(Json(session::wire(&state, &object).await?))
+}
+
+/// The session's document after an update.
+fn document(
+    object: &Object,
+    title: Option<&Value>,
+    metadata: Option<&Value>,
+    agent: Option<&event::Agent>,
+    budget_cents: Option<Option<u64>>,
+) -> Value {
+    let mut document = object.body.clone();
+    let budget = budget_cents.map(budget::wire);
+    let snapshot = agent.map(|agent| &agent.snapshot);
+    let changes = [
+        ("title", title),
+        ("metadata", metadata),
+        ("agent", snapshot),
+        ("budget", budget.as_ref()),
+    ];
+    for (key, value) in changes {
+        if let Some(value) = value {
+            document[key] = value.clone();
+        }
+    }
+    document
+}
+
+/// The model that the session's agent names.
+fn model(object: &Object) -> Result<String, ApiError> {
+    let agent = Agent::of_document(&object.body["agent"]);
+    let unreadable = || ApiError::unavailable(format!("session {}: not readable", object.id));
+    agent.map(|agent| agent.model.id).ok_or_else(unreadable)
 }
 
 pub async fn archive(
@@ -295,7 +340,7 @@ fn patched_metadata(fields: &mut Fields<'_>, object: &Object) -> Result<Option<V
 fn patched_agent(
     fields: &mut Fields<'_>,
     object: &Object,
-) -> Result<Option<crate::log::event::Agent>, ApiError> {
+) -> Result<Option<event::Agent>, ApiError> {
     let Some(value) = fields.any("agent").filter(|value| !value.is_null()) else {
         return Ok(None);
     };

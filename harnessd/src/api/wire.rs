@@ -8,12 +8,13 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::wire_blocks;
 use super::wire_bodies::{
     client_event, refusal, request_end, session_error, session_usage, stop_reason, tool_result,
     tool_use, updated,
 };
+use super::{budget, wire_blocks};
 use crate::log::event::{Agent, Body, Event, Usage};
+use crate::spending::Spending;
 
 /// An event as a client sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +40,9 @@ pub struct Fold {
     /// A usage event waits for the idle event behind it.
     usage: Option<Event>,
     active: Active,
-    /// Tokens of the whole session.
+    /// Tokens of the whole session, and what they cost.
     tokens: Usage,
+    spending: Spending,
 }
 
 /// How long a session has been running.
@@ -86,6 +88,7 @@ impl Fold {
             usage: None,
             active: Active::default(),
             tokens: Usage::default(),
+            spending: Spending::default(),
         }
     }
 
@@ -99,6 +102,11 @@ impl Fold {
         self.tokens
     }
 
+    /// What that cost, and the budget.
+    pub fn spending(&self) -> Spending {
+        self.spending
+    }
+
     /// What becomes of the next event of the log. A client's event comes out twice: without
     /// `processed_at` when it arrives, with it when the loop took it in.
     pub fn feed(&mut self, event: &Event) -> Vec<WireEvent> {
@@ -107,6 +115,7 @@ impl Fold {
         if !idle && let Some(usage) = self.usage.take() {
             self.usage_event(&usage, &mut out);
         }
+        self.spending.take(&event.body);
         if event.body.needs_processing() {
             if let Some((kind, body)) = client_event(&event.body) {
                 out.waiting(kind, body);
@@ -118,11 +127,12 @@ impl Fold {
             Body::Processed { events } => self.processed(events, &mut out),
             Body::Usage { .. } => self.usage = Some(event.clone()),
             Body::SessionCreated(created) => self.agent = agent_name(&created.agent),
-            Body::SessionUpdated { agent, title, metadata, .. } => {
+            Body::SessionUpdated { agent, title, metadata, budget_cents } => {
                 if let Some(agent) = agent {
                     self.agent = agent_name(agent);
                 }
-                out.push("session.updated", updated(agent.as_ref(), title, metadata));
+                let fields = updated(agent.as_ref(), title, metadata, *budget_cents);
+                out.push("session.updated", fields);
             }
             Body::UserCustomToolResult { .. } => {
                 if let Some((kind, body)) = client_event(&event.body) {
@@ -136,6 +146,7 @@ impl Fold {
             Body::ModelRequestStarted { .. } => out.push("span.model_request_start", json!({})),
             Body::ModelRequestEnded(ended) => {
                 self.tokens += ended.usage;
+                self.spending.request_ended(ended);
                 out.push("span.model_request_end", request_end(ended))
             }
             Body::AgentMessage { content, .. } => {
@@ -231,8 +242,9 @@ impl Fold {
 
     fn usage_event(&self, event: &Event, out: &mut Out<'_>) {
         let Body::Usage { usage } = &event.body else { return };
-        let usage = session_usage(usage, self.active.millis_at(&event.time));
-        out.push_as(&event.id, "session.usage", json!({ "usage": usage, "budget": null }));
+        let usage = session_usage(usage, &self.spending, self.active.millis_at(&event.time));
+        let budget = budget::wire(self.spending.budget_cents());
+        out.push_as(&event.id, "session.usage", json!({ "usage": usage, "budget": budget }));
     }
 }
 

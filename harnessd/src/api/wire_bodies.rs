@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::wire_blocks;
+use super::{budget, wire_blocks};
 use crate::log::event::{
     Agent, Body, CallOutcome, ErrorKind, HandKind, Permission, RequestEnded, Retry, StopReason,
     ToolResult, ToolUse, Usage,
 };
+use crate::spending::Spending;
 
 /// Name and fields of an event that the client sent; `None` for all others.
 pub fn client_event(body: &Body) -> Option<(&'static str, Value)> {
@@ -37,7 +38,12 @@ pub fn client_event(body: &Body) -> Option<(&'static str, Value)> {
 }
 
 /// Only what changed; metadata that became empty is left out, as the wire API does.
-pub fn updated(agent: Option<&Agent>, title: &Option<Value>, metadata: &Option<Value>) -> Value {
+pub fn updated(
+    agent: Option<&Agent>,
+    title: &Option<Value>,
+    metadata: &Option<Value>,
+    budget_cents: Option<Option<u64>>,
+) -> Value {
     let mut fields = Map::new();
     if let Some(agent) = agent {
         fields.insert("agent".to_owned(), agent.snapshot.clone());
@@ -48,6 +54,9 @@ pub fn updated(agent: Option<&Agent>, title: &Option<Value>, metadata: &Option<V
     let filled = |map: &&Value| map.as_object().is_some_and(|map| !map.is_empty());
     if let Some(metadata) = metadata.as_ref().filter(filled) {
         fields.insert("metadata".to_owned(), metadata.clone());
+    }
+    if let Some(cents) = budget_cents {
+        fields.insert("budget".to_owned(), budget::wire(cents));
     }
     Value::Object(fields)
 }
@@ -135,8 +144,8 @@ pub fn refusal(details: &Value) -> Value {
     })
 }
 
-/// Tokens and time of a whole session. Costs are not tracked and stand as null.
-pub fn session_usage(usage: &Usage, active_millis: i64) -> Value {
+/// Tokens, costs and time of a whole session. Costs are null where something had no price.
+pub fn session_usage(usage: &Usage, spending: &Spending, active_millis: i64) -> Value {
     json!({
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
@@ -145,7 +154,7 @@ pub fn session_usage(usage: &Usage, active_millis: i64) -> Value {
             "ephemeral_5m_input_tokens": usage.cache_creation_input_tokens,
             "ephemeral_1h_input_tokens": 0,
         },
-        "list_cost": null,
+        "list_cost": spending.list_cost_cents().map(budget::money),
         "active_seconds": seconds(active_millis),
         "server_tool_use": { "web_search_requests": 0, "web_fetch_requests": 0 },
     })

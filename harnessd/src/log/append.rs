@@ -111,6 +111,7 @@ fn append(
         chain.unsettled |= body.calls_for_the_loop();
         appended.push(insert(connection, &mut chain, prepared)?);
     }
+    chain.unsettled |= guard.wakes;
     if guard.settles {
         chain.unsettled = false;
     }

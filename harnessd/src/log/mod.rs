@@ -91,6 +91,8 @@ pub struct Guard {
     /// The loop has nothing left to do after this append. Only together with `last`, else an
     /// event that came in between would wait for ever.
     pub settles: bool,
+    /// The loop has something to do after this append, which its events do not say.
+    pub wakes: bool,
 }
 
 /// The summary of a session's chain, kept with each append.

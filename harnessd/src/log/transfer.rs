@@ -398,7 +398,7 @@ fn establish(
     // What the first line says is under no hash; the first event is.
     let sql = "SELECT time FROM events WHERE session = ?1 AND seq = 1";
     let created_at: String = connection.query_row(sql, [session.as_str()], |row| row.get(0))?;
-    // The clock may be behind that of the host it came from; the order of a session's times goes on.
+    // The clock may be behind that of the host it came from; a session's times go on in order.
     let sql = "SELECT max(time) FROM events WHERE session = ?1";
     let latest: String = connection.query_row(sql, [session.as_str()], |row| row.get(0))?;
     let time = time.max(latest.as_str());

@@ -18,6 +18,9 @@ use crate::model::{Answer, BlockKind, Delta, Price, Sink};
 
 impl Run {
     pub(super) async fn call_model(&mut self, wait_ms: u64) -> Result<(), WakeError> {
+        if !self.can_count_costs() {
+            return self.stop_uncounted().await;
+        }
         if wait_ms > 0 && !self.wait(Duration::from_millis(wait_ms)).await? {
             return Ok(());
         }
@@ -42,7 +45,7 @@ impl Run {
             ahead.take(&Event { seq, id, time: String::new(), body: event.body.clone() });
         }
         let profile = self.profile();
-        let asks = next_step(&ahead) == Step::CallModel { wait_ms: 0 };
+        let asks = next_step(&ahead) == Step::CallModel { wait_ms: 0 } && self.can_count_costs();
         if !asks || ahead.is_rescheduling() || profile.summary_due(&ahead).is_some() {
             return Ok(self.append(batch).await?);
         }
@@ -80,6 +83,23 @@ impl Run {
                 self.request_failed(ended).await
             }
         }
+    }
+
+    /// Whether a budget can be kept: what has no price cannot be counted.
+    fn can_count_costs(&self) -> bool {
+        let priced = self.parts.models.price(&self.agent.model).is_some();
+        priced || self.state.spending.budget_cents().is_none()
+    }
+
+    /// Ends a turn whose model had a price when the session got its budget, and has none now.
+    async fn stop_uncounted(&mut self) -> Result<(), WakeError> {
+        let message = format!(
+            "the session has a budget, and the model {:?} has no price any more: add \
+             price-usd-per-million to its table in harnessd.toml, or remove the budget",
+            self.agent.model
+        );
+        let error = Body::Error { error: ErrorKind::Billing, message, retry: Retry::Exhausted };
+        self.idle(vec![error.into()], StopReason::BudgetReached, None).await
     }
 
     /// The context profile in force: the session's own, else that of its model.

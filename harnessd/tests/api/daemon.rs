@@ -61,6 +61,16 @@ impl Daemon {
     }
 
     pub async fn start_with(turns: Value, loopback: Option<&TcpListener>) -> Self {
+        Self::start_of(turns, loopback, "").await
+    }
+
+    /// With a model of this price in dollars for a million tokens, in and out alike.
+    pub async fn start_priced(turns: Value, dollars: u32) -> Self {
+        let price = format!("price-usd-per-million = {{ input = {dollars}, output = {dollars} }}");
+        Self::start_of(turns, None, &price).await
+    }
+
+    async fn start_of(turns: Value, loopback: Option<&TcpListener>, model: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         for name in ["run", "state", "policies"] {
@@ -72,7 +82,7 @@ impl Daemon {
         std::fs::write(at("script.json"), json!({ "turns": turns }).to_string()).unwrap();
         let config = format!(
             "default-environment = \"dev\"\n\
-             [models.\"*\"]\nprovider = \"scripted\"\nscript = {script:?}\n",
+             [models.\"*\"]\nprovider = \"scripted\"\nscript = {script:?}\n{model}\n",
             script = at("script.json"),
         );
         std::fs::write(at("harnessd.toml"), config).unwrap();
@@ -84,6 +94,16 @@ impl Daemon {
         let mut daemon = Self { dir, child, client };
         daemon.until_served().await;
         daemon
+    }
+
+    /// Kills it and starts it again, with another configuration.
+    pub async fn restart(&mut self, change: impl Fn(String) -> String) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let path = self.path("harnessd.toml");
+        std::fs::write(&path, change(std::fs::read_to_string(&path).unwrap())).unwrap();
+        self.child = spawn(self.dir.path(), None);
+        self.until_served().await;
     }
 
     async fn until_served(&mut self) {

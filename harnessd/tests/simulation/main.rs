@@ -145,7 +145,7 @@ async fn play(seed: u64) -> (Vec<String>, Vec<String>) {
     for process in processes.lock().unwrap().drain(..) {
         process.life.dead.cancel();
     }
-    // Virtual time passes only when nobody has anything left to do: all that was cancelled has ended.
+    // Virtual time passes only when nobody has anything left to do: what was cancelled has ended.
     tokio::time::sleep(Duration::from_millis(1)).await;
     let complaints = world.complaints.lock().unwrap().clone();
     (complaints, history)
