@@ -13,8 +13,10 @@ mod lint;
 mod reader;
 mod sandbox;
 pub(crate) mod units;
+mod variables;
 
 pub use egress::split_url;
+pub use variables::is_ours as is_own_variable;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use super::reader::{Reader, Section};
-use super::{is_variable, units};
+use super::{units, variables};
 use crate::sandbox::{Mount, Packages, Root, SandboxTable};
 
 pub(crate) const SANDBOX: &[&str] = &[
@@ -192,9 +192,7 @@ fn env(reader: &mut Reader<'_>, section: &Section<'_>) -> BTreeMap<String, Strin
     let mut env = BTreeMap::new();
     let Some(section) = section.section(reader, "env") else { return env };
     for (name, _, span) in section.entries() {
-        if !is_variable(name) {
-            reader.error(&span, "a variable's name is made of letters, digits and \"_\"");
-        }
+        variables::check(reader, name, &span);
         if let Some(text) = section.string(reader, name) {
             if text.value.contains('\0') {
                 reader.error(&text.span, "a variable cannot hold NUL");
