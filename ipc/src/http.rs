@@ -174,9 +174,8 @@ impl Client {
         content_type: Option<&str>,
         body: Bytes,
     ) -> Result<http::Response<hyper::body::Incoming>, Fault> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|e| self.unavailable("cannot connect", &e.to_string()))?;
+        let stream =
+            UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.unavailable("cannot connect", &e.to_string()))?;
@@ -200,7 +199,20 @@ impl Client {
 
     fn unavailable(&self, what: &str, why: &str) -> Fault {
         Fault::new(Code::Unavailable, format!("{}: {what}: {why}", self.socket.display()))
-            .with_hint("is the daemon running? `cleanhands doctor` tells")
+            .with_hint(format!("is {} running? `cleanhands doctor` tells", self.daemon()))
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> Fault {
+        self.unavailable("cannot connect", &error.to_string()).with_hint(crate::reach::hint(
+            &self.socket,
+            error.kind(),
+            self.daemon(),
+        ))
+    }
+
+    /// A socket is named after the daemon that serves it.
+    fn daemon(&self) -> &str {
+        self.socket.file_stem().and_then(|name| name.to_str()).unwrap_or("the daemon")
     }
 }
 
@@ -247,5 +259,15 @@ mod tests {
 
         assert_eq!(fault.code, Code::Unavailable);
         assert!(fault.text.contains("/nonexistent/x.sock"), "{}", fault.text);
+        assert_eq!(fault.hint.unwrap(), "is x running? `cleanhands doctor` tells");
+    }
+
+    #[tokio::test]
+    async fn who_may_not_connect_is_told_whose_the_socket_is() {
+        let fault =
+            Client::new("/x.sock").unreachable(&std::io::ErrorKind::PermissionDenied.into());
+
+        let hint = fault.hint.unwrap();
+        assert!(hint.contains("--runtime-dir") && !hint.contains("running"), "{hint}");
     }
 }

@@ -25,6 +25,7 @@ pub mod id;
 pub mod layout;
 pub mod lease;
 pub mod peer;
+pub mod reach;
 pub mod sandbox;
 pub mod session;
 mod sys;
