@@ -214,7 +214,7 @@ async fn namespaces_mounts_and_odd_sockets_are_refused() {
     let command = format!("./intruder socket {} {}", odd.join(" "), usual.join(" "));
     let sockets = run(&cell, &command).await.output;
 
-    assert_eq!(attempts.lines().count(), 12, "{attempts}");
+    assert_eq!(attempts.lines().count(), 13, "{attempts}");
     for attempt in attempts.lines() {
         // Not ENOSYS: the sandbox refuses, with or without a kernel that knows the call.
         assert!(attempt.ends_with(" EPERM") || attempt.ends_with(" EACCES"), "{attempts}");
