@@ -156,6 +156,9 @@ pub struct Health {
     pub layers: Vec<Layer>,
     /// What is weaker here than in the best case, in words.
     pub notes: Vec<String>,
+    /// Half-made sandboxes that wait for a session.
+    #[serde(default)]
+    pub ready: usize,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -60,6 +60,7 @@ async fn health(State(control): State<Control>) -> Json<Health> {
         mode: control.host.mode.into(),
         layers: control.host.layers.clone(),
         notes: control.host.notes.clone(),
+        ready: control.service.sandboxes.ready(),
     })
 }
 

@@ -4,6 +4,9 @@
 //! of its owner's, the certificates. It is for one environment as its policy stands and for one
 //! owner, and is used once: what has been a session's is never anybody else's. An environment has
 //! some ready from its first use until it was not used for a while.
+//!
+//! Those that are ready count among the cells that there may be. One is given up as soon as a
+//! session needs its place (see [`Pool::place`]): nobody is refused a sandbox for what nobody uses.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +15,7 @@ use std::time::Duration;
 use ipc::id::SandboxId;
 use ipc::lease::Opened;
 use policies::Policy;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use crate::cell::Cell;
@@ -24,6 +27,8 @@ const KEPT: Duration = Duration::from_secs(300);
 /// Environments and owners that are kept ready at once; beyond that the one unused for longest
 /// goes.
 const SHAPES_MAX: usize = 8;
+/// How long the processes of one that is given up may take to be gone before its place is free.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pool is filled when nobody asked for a sandbox for this long: a call that runs now needs the
 /// processors more.
 pub const QUIET: Duration = Duration::from_millis(20);
@@ -33,7 +38,6 @@ pub const QUIET: Duration = Duration::from_millis(20);
 pub struct Shape {
     pub owner: String,
     pub policy: Arc<Policy>,
-    /// Without a workspace.
     pub plan: SandboxPlan,
 }
 
@@ -54,6 +58,9 @@ pub struct Ready {
     pub lease: Lease,
     pub opened: Opened,
     pub events: mpsc::UnboundedReceiver<Event>,
+    pub made: Instant,
+    /// Last, so that it is free when all else is gone.
+    pub place: OwnedSemaphorePermit,
 }
 
 impl Ready {
@@ -63,10 +70,14 @@ impl Ready {
         self.cell.is_alive() && self.events.is_empty() && !self.events.is_closed()
     }
 
-    /// Ends one that nobody used.
-    pub async fn discard(self) {
+    /// Ends one that nobody used; its place, when that is free.
+    pub async fn discard(self) -> OwnedSemaphorePermit {
         self.cell.kill();
         self.lease.close().await;
+        if tokio::time::timeout(END_TIMEOUT, self.cell.ended()).await.is_err() {
+            tracing::error!(sandbox = %self.id, "the processes of a killed sandbox do not end");
+        }
+        self.place
     }
 }
 
@@ -75,7 +86,11 @@ impl Ready {
 pub struct Pool {
     /// How many of each shape.
     size: usize,
+    /// One permit for each cell that there may be, used or ready.
+    places: Arc<Semaphore>,
     kept: Mutex<Kept>,
+    /// Told when one was put in.
+    put_in: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -106,8 +121,44 @@ pub enum Next {
 }
 
 impl Pool {
-    pub fn new(size: usize) -> Self {
-        Self { size, kept: Mutex::default() }
+    /// `size` of each shape, while there are no more cells than `places` in all.
+    pub fn new(size: usize, places: usize) -> Self {
+        let places = Arc::new(Semaphore::new(places));
+        Self { size, places, kept: Mutex::default(), put_in: Notify::new() }
+    }
+
+    /// The place of one more cell: a free one, or that of the oldest that is ready, whosever. The
+    /// caller has a right to it, as one of no more users than there are places: then there is one
+    /// that is free, or held by what nobody uses, if only while that is being made or ended.
+    pub async fn place(&self) -> OwnedSemaphorePermit {
+        loop {
+            // Made before looking, so that nothing is put in unheard.
+            let put_in = self.put_in.notified();
+            if let Some(place) = self.free_place() {
+                return place;
+            }
+            if let Some(oldest) = self.give_up_oldest() {
+                return oldest.discard().await;
+            }
+            tokio::select! {
+                place = Arc::clone(&self.places).acquire_owned() => {
+                    return place.expect("nobody closes it");
+                }
+                () = put_in => {}
+            }
+        }
+    }
+
+    /// A place that nobody has.
+    pub fn free_place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
+    fn give_up_oldest(&self) -> Option<Ready> {
+        let mut kept = self.kept();
+        let stocks = kept.shapes.iter_mut().filter(|stock| !stock.ready.is_empty());
+        let oldest = stocks.min_by_key(|stock| stock.ready.front().map(|ready| ready.made));
+        oldest.and_then(|stock| stock.ready.pop_front())
     }
 
     /// Takes one of this shape, if one is ready, and notes that the shape is in use. The second
@@ -172,6 +223,7 @@ impl Pool {
         match (stock, made) {
             (Some(stock), Some(ready)) if !closed => {
                 stock.ready.push_back(ready);
+                self.put_in.notify_waiters();
                 None
             }
             (Some(stock), None) => {
@@ -180,6 +232,11 @@ impl Pool {
             }
             (_, made) => made,
         }
+    }
+
+    /// There is no room for more until the next sandbox is asked for.
+    pub fn end_filling(&self) {
+        self.kept().filling = false;
     }
 
     /// Takes all that are of no more use by now.

@@ -248,7 +248,7 @@ async fn until_told_to_stop(sandboxes: &Sandboxes) -> Result<(), RunError> {
 async fn tidy(sandboxes: Arc<Sandboxes>) {
     loop {
         tokio::time::sleep(TIDY_INTERVAL).await;
-        sandboxes.tidy_pool().await;
+        sandboxes.tidy_pool();
     }
 }
 

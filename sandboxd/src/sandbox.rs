@@ -27,11 +27,11 @@ use tokio_util::task::TaskTracker;
 use crate::cell::Cell;
 use crate::environments::Environments;
 use crate::lease::{Event, Lease};
-use crate::pool::{Next, Pool};
+use crate::pool::{Next, Pool, Ready};
 use crate::tools::bash;
 use crate::trust::store::KeyStores;
 use crate::workspace::{Workspace, Workspaces};
-use crate::zygote::Zygote;
+use crate::zygote::{Identities, Zygote};
 
 /// How long the processes of a killed sandbox may take to be gone before that is logged.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -84,6 +84,8 @@ pub struct Sandbox {
     lease: Lease,
     uses: Mutex<Uses>,
     used: Notify,
+    /// Free before there is room for another, and when the cell is gone.
+    _place: OwnedSemaphorePermit,
     _room: OwnedSemaphorePermit,
 }
 
@@ -119,7 +121,7 @@ pub struct Sandboxes {
     lease_socket: PathBuf,
     pool: Pool,
     living_max: usize,
-    /// One permit for each sandbox that may live.
+    /// One permit for each sandbox that may live, so for each that has a right to a place.
     room: Arc<Semaphore>,
     slots: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Slot>>>>,
     living: Mutex<HashMap<SandboxId, Arc<Sandbox>>>,
@@ -140,8 +142,15 @@ impl Sandboxes {
         living_max: usize,
         ready: usize,
     ) -> Self {
+        // Each cell has an id of its own, where it has any.
+        let living_max = match zygote.identities() {
+            Identities::Range { count, .. } => {
+                living_max.min(usize::try_from(count).unwrap_or(living_max))
+            }
+            Identities::Own => living_max,
+        };
         Self {
-            pool: Pool::new(ready),
+            pool: Pool::new(ready, living_max),
             zygote,
             environments,
             workspaces,
@@ -199,7 +208,7 @@ impl Sandboxes {
         let sandbox = Arc::new(sandbox);
         let in_use = sandbox.enter(call);
         lock(&self.living).insert(sandbox.id.clone(), Arc::clone(&sandbox));
-        let all = Arc::clone(self);
+        let (all, removed) = (Arc::clone(self), sandbox.removed.clone());
         self.watchers.spawn(async move {
             watch(&sandbox, &all.key_stores, events).await;
             all.forget(&sandbox);
@@ -210,7 +219,9 @@ impl Sandboxes {
                     tracing::warn!(sandbox = %sandbox.id, %error, "cannot remove a workspace");
                 }
             }
-            sandbox.removed.cancel();
+            // Whoever hears of the end finds room for another, unless a call still holds this one.
+            drop(sandbox);
+            removed.cancel();
         });
         in_use.ok_or_else(|| Fault::new(Code::Internal, "a new sandbox takes no call"))
     }
@@ -237,12 +248,16 @@ impl Sandboxes {
                     Next::Nothing => break,
                     Next::Wait(pause) => tokio::time::sleep(pause).await,
                     Next::Make(shape) => {
-                        let made = making::ready(&all, &shape).await;
+                        let Some(place) = all.pool.free_place() else {
+                            all.pool.end_filling();
+                            break;
+                        };
+                        let made = making::ready(&all, &shape, place).await;
                         if let Err(fault) = &made {
                             tracing::warn!(%fault, "cannot keep a sandbox ready");
                         }
                         if let Some(late) = all.pool.put(&shape, made.ok()) {
-                            late.discard().await;
+                            drop(late.discard().await);
                         }
                     }
                 }
@@ -251,9 +266,14 @@ impl Sandboxes {
     }
 
     /// Lets go of what has been ready for long and was not used.
-    pub async fn tidy_pool(&self) {
-        for unused in self.pool.expired() {
-            unused.discard().await;
+    pub fn tidy_pool(&self) {
+        self.discard(self.pool.expired());
+    }
+
+    /// Ends what nobody will use, in the background.
+    fn discard(&self, unused: Vec<Ready>) {
+        for unused in unused {
+            self.watchers.spawn(unused.discard());
         }
     }
 
@@ -278,9 +298,7 @@ impl Sandboxes {
         for sandbox in self.living() {
             sandbox.close();
         }
-        for unused in self.pool.close() {
-            unused.discard().await;
-        }
+        self.discard(self.pool.close());
         self.watchers.close();
         let _ = tokio::time::timeout(patience, self.watchers.wait()).await;
     }

@@ -38,19 +38,13 @@ pub async fn make(
     let begun = Instant::now();
     let room = Arc::clone(&all.room).try_acquire_owned().map_err(|_| {
         Fault::new(Code::Busy, "as many sandboxes live as may at once")
-            .with_hint("see sandboxes-max in sandboxd.toml, or end some")
+            .with_hint("see sandboxes-max and uid-range in sandboxd.toml, or end some")
     })?;
     let policy = all.environments.policy(&wanted.environment)?;
     let owner = wanted.owner.clone();
     let shape = Shape { owner, plan: planned(all, &policy)?, policy };
     let (ready, stale) = all.pool.take(&shape);
-    if !stale.is_empty() {
-        tokio::spawn(async move {
-            for unused in stale {
-                unused.discard().await;
-            }
-        });
-    }
+    all.discard(stale);
     let pooled = ready.is_some();
     let (ready, workspace) = match ready {
         Some(ready) => {
@@ -62,7 +56,8 @@ pub async fn make(
         None => {
             let id = SandboxId::random();
             let workspace = workspace(all, &wanted, &id)?;
-            (cold(all, &shape, id, Some(&workspace)).await?, workspace)
+            let place = all.pool.place().await;
+            (cold(all, &shape, id, Some(&workspace), place).await?, workspace)
         }
     };
     if let Some(session) = &wanted.session {
@@ -82,7 +77,7 @@ fn sandbox(
     provision_us: u64,
     room: OwnedSemaphorePermit,
 ) -> (Sandbox, mpsc::UnboundedReceiver<Event>) {
-    let Ready { id, cell, lease, opened, events } = ready;
+    let Ready { id, cell, lease, opened, events, place, .. } = ready;
     let sandbox = Sandbox {
         id,
         owner: wanted.owner,
@@ -102,14 +97,19 @@ fn sandbox(
         lease,
         uses: Mutex::new(Uses { running: Vec::new(), idle_since: Instant::now(), closed: false }),
         used: Notify::new(),
+        _place: place,
         _room: room,
     };
     (sandbox, events)
 }
 
 /// Makes a half-made sandbox, for the pool.
-pub async fn ready(all: &Sandboxes, shape: &Shape) -> Result<Ready, Fault> {
-    cold(all, shape, SandboxId::random(), None).await
+pub async fn ready(
+    all: &Sandboxes,
+    shape: &Shape,
+    place: OwnedSemaphorePermit,
+) -> Result<Ready, Fault> {
+    cold(all, shape, SandboxId::random(), None, place).await
 }
 
 /// Makes one from nothing; where its workspace is known, with that. The lease is opened while the
@@ -119,6 +119,7 @@ async fn cold(
     shape: &Shape,
     id: SandboxId,
     workspace: Option<&Workspace>,
+    place: OwnedSemaphorePermit,
 ) -> Result<Ready, Fault> {
     let fault = |error| cell_fault(all, error);
     let mut cell = all.zygote.begin(&shape.plan).await.map_err(fault)?;
@@ -139,7 +140,7 @@ async fn cold(
     if let Some(entering) = entering {
         in_time(entering?.done()).await.map_err(fault)?;
     }
-    Ok(Ready { id, cell, lease, opened, events })
+    Ok(Ready { id, cell, lease, opened, events, made: Instant::now(), place })
 }
 
 fn open(shape: &Shape, id: &SandboxId) -> Open {

@@ -19,6 +19,7 @@ use ipc::lease::{LeaseReply, LeaseRequest, Opened};
 use ipc::peer::Principal;
 use ipc::sandbox::{CallReport, Content, Execute, Receipt, SandboxInfo};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 /// Nothing here takes this long unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -41,8 +42,13 @@ impl Daemon {
     /// As [`Daemon::start`], with this many sandboxes kept ready for each environment in use. The
     /// others keep none, so that what a test counts is what it made.
     pub async fn start_with_ready(count: usize) -> Self {
+        Self::start_with_settings(&format!("cells-ready = {count}\n")).await
+    }
+
+    /// As [`Daemon::start`], with this `sandboxd.toml`.
+    pub async fn start_with_settings(text: &str) -> Self {
         Self::start_with(|layout| {
-            settings(layout, &format!("cells-ready = {count}\n"));
+            settings(layout, text);
             spawn(layout)
         })
         .await
@@ -101,8 +107,11 @@ impl Daemon {
 
     /// Process id of the daemon itself.
     pub async fn pid(&self) -> u32 {
-        let health: ipc::sandbox::Health = self.client().get("/v1/health").await.unwrap();
-        health.pid
+        self.health().await.pid
+    }
+
+    pub async fn health(&self) -> ipc::sandbox::Health {
+        self.client().get("/v1/health").await.unwrap()
     }
 
     /// How the daemon ended by itself.
@@ -269,14 +278,19 @@ pub struct FakeProxyd {
     task: tokio::task::JoinHandle<()>,
     socket: PathBuf,
     revoke: Arc<tokio::sync::Notify>,
+    answers: Arc<Semaphore>,
 }
 
 #[derive(Default)]
 struct Seen {
+    /// How often a lease was asked for.
+    asked: usize,
     leases: BTreeSet<LeaseId>,
+    /// Those of them that have not ended.
+    open: BTreeSet<LeaseId>,
+    assigned: Vec<(SessionId, LeaseId)>,
     running: BTreeSet<CallId>,
     closed: usize,
-    sessions: Vec<SessionId>,
     connections: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -290,15 +304,17 @@ impl FakeProxyd {
         let shared = Arc::clone(&seen);
         let revoke = Arc::new(tokio::sync::Notify::new());
         let revoked = Arc::clone(&revoke);
+        let answers = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        let answering = Arc::clone(&answers);
         let task = tokio::spawn(async move {
             loop {
                 let channel = listener.accept().await.unwrap();
-                let connection =
-                    tokio::spawn(hold(channel, Arc::clone(&shared), Arc::clone(&revoked)));
+                let (seen, revoked) = (Arc::clone(&shared), Arc::clone(&revoked));
+                let connection = tokio::spawn(hold(channel, seen, revoked, Arc::clone(&answering)));
                 shared.lock().unwrap().connections.push(connection);
             }
         });
-        Self { seen, task, socket, revoke }
+        Self { seen, task, socket, revoke, answers }
     }
 
     pub fn leases(&self) -> BTreeSet<LeaseId> {
@@ -309,9 +325,30 @@ impl FakeProxyd {
         self.seen.lock().unwrap().running.clone()
     }
 
+    /// The leases that have not ended.
+    pub fn open_leases(&self) -> BTreeSet<LeaseId> {
+        self.seen.lock().unwrap().open.clone()
+    }
+
     /// Whose the leases are, in the order in which that was said.
-    pub fn sessions(&self) -> Vec<SessionId> {
-        self.seen.lock().unwrap().sessions.clone()
+    pub fn assigned(&self) -> Vec<(SessionId, LeaseId)> {
+        self.seen.lock().unwrap().assigned.clone()
+    }
+
+    /// How often a lease was asked for.
+    pub fn asked(&self) -> usize {
+        self.seen.lock().unwrap().asked
+    }
+
+    /// From now on opens so many leases, and lets whoever asks for more wait.
+    pub fn answer_only(&self, count: usize) {
+        self.answers.forget_permits(Semaphore::MAX_PERMITS);
+        self.answers.add_permits(count);
+    }
+
+    /// Opens every lease again, beginning with those that wait.
+    pub fn answer_all(&self) {
+        self.answers.add_permits(Semaphore::MAX_PERMITS / 2);
     }
 
     /// How many leases were given back.
@@ -339,9 +376,16 @@ impl FakeProxyd {
     }
 }
 
-async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>, revoke: Arc<tokio::sync::Notify>) {
+async fn hold(
+    channel: Channel,
+    seen: Arc<Mutex<Seen>>,
+    revoke: Arc<tokio::sync::Notify>,
+    answers: Arc<Semaphore>,
+) {
     let Ok((LeaseRequest::Open(open), sockets)) = channel.receive().await else { return };
     assert_eq!(open.descriptors.len(), sockets.len());
+    seen.lock().unwrap().asked += 1;
+    answers.acquire().await.unwrap().forget();
     if open.environment == "refused" {
         let fault = Fault::new(Code::Denied, "proxyd says no");
         let _ = channel.send(&LeaseReply::Refused { fault }, &[]).await;
@@ -354,8 +398,25 @@ async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>, revoke: Arc<tokio::sync:
         env: vec![("BILLING_TOKEN".into(), "placeholder-billing".into())],
         generation: 1,
     };
-    seen.lock().unwrap().leases.insert(open.lease);
-    channel.send(&LeaseReply::Opened(opened), &[]).await.unwrap();
+    {
+        let mut seen = seen.lock().unwrap();
+        seen.leases.insert(open.lease.clone());
+        seen.open.insert(open.lease.clone());
+    }
+    // Whoever asked may have been let go of meanwhile.
+    if channel.send(&LeaseReply::Opened(opened), &[]).await.is_ok() {
+        serve_lease(&channel, &open.lease, &seen, &revoke).await;
+    }
+    seen.lock().unwrap().open.remove(&open.lease);
+}
+
+/// One lease until its connection ends.
+async fn serve_lease(
+    channel: &Channel,
+    lease: &LeaseId,
+    seen: &Mutex<Seen>,
+    revoke: &tokio::sync::Notify,
+) {
     loop {
         let received = tokio::select! {
             received = channel.receive() => received,
@@ -376,7 +437,9 @@ async fn hold(channel: Channel, seen: Arc<Mutex<Seen>>, revoke: Arc<tokio::sync:
             LeaseRequest::CallStarted { call } => drop(seen.running.insert(call)),
             LeaseRequest::CallFinished { call } => drop(seen.running.remove(&call)),
             LeaseRequest::Close => seen.closed += 1,
-            LeaseRequest::Assign { session } => seen.sessions.push(session),
+            LeaseRequest::Assign { session } => {
+                seen.assigned.push((session, lease.clone()));
+            }
             // A lease is opened once a connection, and the rest is not for sandboxd.
             other => panic!("sandboxd says {other:?}"),
         }
