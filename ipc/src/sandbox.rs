@@ -83,8 +83,9 @@ pub struct Usage {
     /// Time of processors, user's and system's. To about ten milliseconds for what still runs or
     /// was waited for by the shell.
     pub cpu_us: u64,
-    /// The largest process that was seen.
-    pub memory_peak_bytes: u64,
+    /// The largest process of a file call. None for a command: its processes are the shell's, and
+    /// the kernel keeps only the largest of a shell's whole life.
+    pub memory_peak_bytes: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -277,7 +277,7 @@ impl Cell {
             std::io::ErrorKind::FileTooLarge => CellError::TooLong,
             _ => CellError::Io(error),
         })?;
-        Ok((answer, Usage { cpu_us: exit.cpu_us, memory_peak_bytes: exit.maxrss_bytes }))
+        Ok((answer, Usage { cpu_us: exit.cpu_us, memory_peak_bytes: Some(exit.maxrss_bytes) }))
     }
 
     /// Has commands trust proxyd's certificates too, instead of those of the last time. They see

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipc::fd::Channel;
-use ipc::sandbox::Usage;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -39,7 +38,7 @@ pub struct ExitOf {
 struct Known {
     exit: Option<ExitOf>,
     sweeps: u64,
-    used: Usage,
+    used_us: u64,
     /// How often that was said.
     used_told: u64,
     /// The guard is gone: nothing more will be known.
@@ -93,14 +92,15 @@ impl Running {
         }
     }
 
-    /// What the command and all that descends from it have used so far.
-    pub async fn usage(&self) -> Result<Usage, CellError> {
+    /// Processor time, in microseconds, that the command and all that descends from it have used so
+    /// far.
+    pub async fn used_us(&self) -> Result<u64, CellError> {
         let before = self.known.borrow().used_told;
         self.say(Control::Usage).await?;
         let mut known = self.known.clone();
         let told = known.wait_for(|known| known.used_told > before || known.lost);
         match tokio::time::timeout(SWEPT_TIMEOUT, told).await {
-            Ok(Ok(known)) if known.used_told > before => Ok(known.used),
+            Ok(Ok(known)) if known.used_told > before => Ok(known.used_us),
             _ => Err(CellError::Lost),
         }
     }
@@ -117,8 +117,8 @@ async fn read(channel: Arc<Channel>, learn: watch::Sender<Known>) {
                 let exit = ExitOf { code, signal, maxrss_bytes, cpu_us };
                 learn.send_modify(|known| known.exit = Some(exit));
             }
-            Ok((Report::Used { cpu_us, maxrss_bytes }, _)) => learn.send_modify(|known| {
-                known.used = Usage { cpu_us, memory_peak_bytes: maxrss_bytes };
+            Ok((Report::Used { cpu_us }, _)) => learn.send_modify(|known| {
+                known.used_us = cpu_us;
                 known.used_told += 1;
             }),
             Ok((Report::Swept, _)) => learn.send_modify(|known| known.sweeps += 1),

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal};
 
 use super::confine::{Broken, Confinement};
 use super::failure;
-use super::tree::{sweep, used};
+use super::tree::{sweep, used_us};
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
 use crate::sys::process::{
@@ -136,9 +136,8 @@ fn serve(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Re
             Ok(true)
         }
         Ok((Control::Usage, _)) => {
-            let used = used().map_err(Broken::at("usage"))?;
-            let report = Report::Used { cpu_us: used.cpu_us, maxrss_bytes: used.maxrss_bytes };
-            let _ = ipc::fd::send(socket, &report, &[]);
+            let cpu_us = used_us().map_err(Broken::at("usage"))?;
+            let _ = ipc::fd::send(socket, &Report::Used { cpu_us }, &[]);
             Ok(true)
         }
         Ok((Control::Kill, _)) => {

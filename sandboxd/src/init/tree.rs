@@ -12,19 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::sys::process::{Ended, Reaped, ended_children, reap};
+use crate::sys::process::{Ended, Reaped, ended_children_us, reap};
 
 /// The unit of times in `/proc`, whatever the kernel's own: `USER_HZ` of every architecture that we
 /// run on.
 const TICKS_PER_SECOND: u64 = 100;
-
-/// What processes have used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
-    pub cpu_us: u64,
-    /// Of the largest.
-    pub maxrss_bytes: u64,
-}
 
 /// Looks before the killing begins anyway.
 const STOP_ROUNDS_MAX: usize = 50;
@@ -74,19 +66,14 @@ fn signal(pid: i32, signal: Signal) {
     }
 }
 
-/// What all that descends from the calling process has used so far.
-pub fn used() -> std::io::Result<Used> {
+/// Processor time, in microseconds, that all that descends from the calling process has used so far.
+pub fn used_us() -> std::io::Result<u64> {
     // Those that this process has waited for, and those that they had waited for.
-    let ended = ended_children();
-    let mut sum = Used { cpu_us: ended.0, maxrss_bytes: ended.1 };
+    let mut sum = ended_children_us();
     for pid in descendants(rustix::process::getpid())? {
         // One may end meanwhile; whoever waited for it has its times then.
         let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else { continue };
-        sum.cpu_us += ticks_of(&stat).unwrap_or(0) * (1_000_000 / TICKS_PER_SECOND);
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let peak = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        sum.maxrss_bytes = sum.maxrss_bytes.max(peak.unwrap_or(0) * 1024);
+        sum += ticks_of(&stat).unwrap_or(0) * (1_000_000 / TICKS_PER_SECOND);
     }
     Ok(sum)
 }

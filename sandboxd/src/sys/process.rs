@@ -140,14 +140,14 @@ pub fn reap() -> std::io::Result<Reaped> {
     }))
 }
 
-/// Processor time in microseconds, and size of the largest in bytes, of all children that were
-/// waited for, and of all that they had waited for.
-pub fn ended_children() -> (u64, u64) {
+/// Processor time in microseconds of all children that were waited for, and of all that they had
+/// waited for.
+pub fn ended_children_us() -> u64 {
     // SAFETY: rusage is plain integers; getrusage fills it.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a live, properly sized value.
     unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
-    (micros(usage.ru_utime) + micros(usage.ru_stime), usage.ru_maxrss.cast_unsigned() * 1024)
+    micros(usage.ru_utime) + micros(usage.ru_stime)
 }
 
 fn micros(time: libc::timeval) -> u64 {

@@ -110,13 +110,13 @@ impl Shell {
 
     /// What the last command used; nothing, when nobody can say any more.
     pub async fn usage(&mut self) -> Option<Usage> {
-        let so_far = match self.running.exited() {
+        let so_far_us = match self.running.exited() {
             // With the shell, all that it had waited for; the rest was swept away.
-            Some(exit) => Usage { cpu_us: exit.cpu_us, memory_peak_bytes: exit.maxrss_bytes },
-            None => self.running.usage().await.ok()?,
+            Some(exit) => exit.cpu_us,
+            None => self.running.used_us().await.ok()?,
         };
-        let before = std::mem::replace(&mut self.used_us, so_far.cpu_us);
-        Some(Usage { cpu_us: so_far.cpu_us.saturating_sub(before), ..so_far })
+        let before_us = std::mem::replace(&mut self.used_us, so_far_us);
+        Some(Usage { cpu_us: so_far_us.saturating_sub(before_us), memory_peak_bytes: None })
     }
 
     async fn follow(

@@ -116,7 +116,6 @@ pub enum Report {
     /// So far, by all that descends from the command or did.
     Used {
         cpu_us: u64,
-        maxrss_bytes: u64,
     },
     /// Nothing that descends from the command is left.
     Swept,
