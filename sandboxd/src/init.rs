@@ -145,7 +145,7 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     // 1. Before that, every id is the overflow id and nothing can be owned.
     wait_for_ids(&start.mapped)?;
     set_title("init");
-    // 2. Through the host's /proc, which step 8 drops; after step 4 it would not be ours to write.
+    // 2. Through the host's /proc, which step 9 leaves; after step 4 it would not be ours to write.
     std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).map_err(Broken::at("oom score"))?;
     // 3.
     root::separate().map_err(Broken::at("private mounts"))?;

@@ -1,5 +1,9 @@
-//! What is put on every command before its first instruction, in an order that cannot be turned
-//! round: each step takes away what an earlier one needed.
+//! What is put on every command before its first instruction.
+//!
+//! The order is bound where a step takes away what another needs: the bounding set is emptied while
+//! there are capabilities, and whoever has none may load neither Landlock nor seccomp before
+//! no-new-privileges. These two are free: the filter allows Landlock's calls, which only take rights
+//! away, so a process that waits for its workspace can be filtered before the rules are known.
 
 use std::path::Path;
 
@@ -56,17 +60,18 @@ pub fn rules(plan: &SandboxPlan) -> Result<Rules, LandlockError> {
 }
 
 impl Restraints {
-    /// Confines the calling process but for Landlock, in an order that cannot be turned round.
+    /// Confines the calling process but for Landlock and seccomp.
     pub fn apply(&self) -> Result<(), Broken> {
-        // 1. Limits: raising one again needs a capability.
+        // 1. Limits: a hard one is raised again by nobody without a capability on the host.
         let mut limits = self.limits;
         if self.memory_by_group {
             limits.memory_bytes = u64::MAX;
         }
         limit(&limits).map_err(|e| Broken::at("limits")(e.into()))?;
-        // 2. The bounding set: dropping from it needs a capability.
+        // 2. The bounding set: dropping from it needs a capability, so before 4.
         empty_bounding_set().map_err(|e| Broken::at("bounding set")(e.into()))?;
-        // 3. No program gives more than its caller has; Landlock and seccomp ask for this.
+        // 3. No program gives more than its caller has; without a capability, Landlock and seccomp
+        //    ask for this.
         rustix::thread::set_no_new_privs(true)
             .map_err(|e| Broken::at("no-new-privileges")(e.into()))?;
         // 4. No capability at all, in any set.
@@ -80,7 +85,7 @@ impl Restraints {
             .map_err(|e| Broken::at("capabilities")(e.into()))
     }
 
-    /// The last step: system calls.
+    /// System calls. After all of [`Restraints::apply`]; Landlock may come before or after.
     pub fn filter(&self, subject: Subject) -> Result<(), Broken> {
         self.filter.load(subject).map_err(Broken::at("seccomp"))
     }
