@@ -38,6 +38,8 @@ pub enum ConfigError {
         "{path} can be written by others (mode {mode:03o})\nmake it writable by its owner only"
     )]
     Writable { path: PathBuf, mode: u32 },
+    #[error(transparent)]
+    Layout(#[from] ipc::layout::NotUtf8),
     #[error("{path}: {why}")]
     Malformed { path: PathBuf, why: String },
     #[error("log level {level:?} is unknown: there are {}", LEVELS.join(", "))]
@@ -50,6 +52,9 @@ pub enum ConfigError {
 #[derive(Debug)]
 pub struct Config {
     pub layout: Layout,
+    /// The file and the digest of its text as it was read.
+    pub path: PathBuf,
+    pub sha256: Option<String>,
     /// Level of the log on standard error: `error`, `warn`, `info`, `debug`, `trace`.
     pub log: String,
     /// Policy of API environments that name none.
@@ -155,17 +160,20 @@ impl Config {
     pub fn load(overrides: Overrides) -> Result<Self, ConfigError> {
         let system = Layout::system();
         let path = overrides.config.clone().unwrap_or_else(|| system.config.join("harnessd.toml"));
-        let raw = match read(&path) {
+        let (raw, sha256) = match read(&path) {
             Err(ConfigError::Read { source, .. })
                 if overrides.config.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
             {
-                RawConfig::default()
+                (RawConfig::default(), None)
             }
             Err(error) => return Err(error),
-            Ok(text) => toml::from_str(&text).map_err(|source| ConfigError::Malformed {
-                path: path.clone(),
-                why: malformed(&text, &source),
-            })?,
+            Ok(text) => {
+                let parsed = toml::from_str(&text).map_err(|source| ConfigError::Malformed {
+                    path: path.clone(),
+                    why: malformed(&text, &source),
+                })?;
+                (parsed, Some(ipc::in_force::sha256(&text)))
+            }
         };
         let mut models = BTreeMap::new();
         for (name, model) in raw.models {
@@ -183,12 +191,15 @@ impl Config {
             policies: first(overrides.policies_dir, raw.policies_dir, system.policies),
             config: system.config,
         };
+        layout.check()?;
         let log = overrides.log.or(raw.log).unwrap_or_else(|| "info".to_owned());
         if !LEVELS.contains(&log.as_str()) {
             return Err(ConfigError::Level { level: log });
         }
         Ok(Self {
             layout,
+            path: std::path::absolute(&path).unwrap_or(path),
+            sha256,
             log,
             default_environment: raw.default_environment.unwrap_or_else(|| "dev".to_owned()),
             models: if models.is_empty() { default_models() } else { models },

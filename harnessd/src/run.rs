@@ -14,6 +14,7 @@ use std::time::Duration;
 use clap::Parser;
 use ipc::daemon::{Inherited, Kind, ListenError};
 use ipc::http::Client;
+use ipc::in_force::InForce;
 use tokio_util::sync::CancellationToken;
 
 use crate::api;
@@ -201,6 +202,11 @@ async fn serve(
             default_environment: config.default_environment.clone(),
             keys_file: config.keys_file.clone(),
             state_dir: layout.state.join("harnessd"),
+            in_force: InForce {
+                config: Some(config.path.clone()),
+                config_sha256: config.sha256.clone(),
+                ..InForce::default()
+            },
         },
     );
     let listener = listener(socket).map_err(RunError::Runtime)?;

@@ -18,6 +18,13 @@ pub struct Layout {
     pub config: PathBuf,
 }
 
+/// A directory that the daemons cannot tell each other of.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot use {}: its name is not UTF-8; rename it, or name another directory", path.display())]
+pub struct NotUtf8 {
+    pub path: PathBuf,
+}
+
 impl Layout {
     /// The places of the system services.
     pub fn system() -> Self {
@@ -57,6 +64,15 @@ impl Layout {
         }
     }
 
+    /// Whether every path can be told to others: messages, logs and variables are UTF-8.
+    pub fn check(&self) -> Result<(), NotUtf8> {
+        let all = [&self.runtime, &self.state, &self.policies, &self.config];
+        match all.into_iter().find(|path| path.to_str().is_none()) {
+            None => Ok(()),
+            Some(path) => Err(NotUtf8 { path: path.clone() }),
+        }
+    }
+
     pub fn proxyd(&self) -> PathBuf {
         self.runtime.join("proxyd.sock")
     }
@@ -92,6 +108,18 @@ mod tests {
 
         assert_eq!(layout.runtime, Path::new("/home/ada/.local/state/cleanhands/run"));
         assert_eq!(layout.config, Path::new("/home/ada/.config/cleanhands"));
+    }
+
+    #[test]
+    fn a_directory_whose_name_is_not_utf8_is_refused_and_shown() {
+        use std::os::unix::ffi::OsStringExt;
+        let named = |bytes: &[u8]| PathBuf::from(std::ffi::OsString::from_vec(bytes.to_vec()));
+        let layout = |policies| Layout { policies, ..Layout::system() };
+
+        let refused = layout(named(b"/srv/caf\xe9")).check().unwrap_err();
+
+        assert!(refused.to_string().contains("/srv/caf\u{fffd}"), "{refused}");
+        assert_eq!(layout(named("/srv/caf\u{e9}".as_bytes())).check(), Ok(()));
     }
 
     #[test]

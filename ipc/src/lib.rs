@@ -22,6 +22,7 @@ pub mod fault;
 pub mod fd;
 pub mod http;
 pub mod id;
+pub mod in_force;
 pub mod layout;
 pub mod lease;
 pub mod peer;

@@ -157,6 +157,9 @@ pub struct Health {
     pub layers: Vec<Layer>,
     /// What is weaker here than in the best case, in words.
     pub notes: Vec<String>,
+    /// Its files.
+    #[serde(default)]
+    pub in_force: crate::in_force::InForce,
     /// Half-made sandboxes that wait for a session.
     #[serde(default)]
     pub ready: usize,

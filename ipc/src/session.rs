@@ -32,6 +32,9 @@ pub struct Health {
     /// Names of the models in the configuration.
     pub models: Vec<String>,
     pub default_environment: String,
+    /// Its files.
+    #[serde(default)]
+    pub in_force: crate::in_force::InForce,
 }
 
 /// One event of a session as it is stored.

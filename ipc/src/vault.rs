@@ -47,6 +47,9 @@ pub struct Health {
     pub problem: Option<String>,
 }
 
+    /// Its files.
+    #[serde(default)]
+    pub in_force: crate::in_force::InForce,
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretInfo {
     pub name: String,

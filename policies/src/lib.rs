@@ -41,7 +41,7 @@ pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};
 pub use egress::{ConnectDecision, Decision, EgressRequest, Permit, Scheme};
 pub use explain::explain;
-pub use file::{KEYS, split_url, units::time as time_span};
+pub use file::{KEYS, is_own_variable, split_url, units::time as time_span};
 pub use host::{Host, HostError};
 pub use pattern::HostPattern;
 pub use policy::{Access, McpServer, Policy};

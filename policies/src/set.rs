@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::policy::Policy;
 
@@ -18,6 +20,7 @@ pub const HARNESS: &str = "harness";
 pub struct PolicySet {
     environments: BTreeMap<String, Arc<Policy>>,
     warnings: Vec<Diagnostic>,
+    digest: String,
 }
 
 impl PolicySet {
@@ -38,7 +41,7 @@ impl PolicySet {
         if found.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {
             return Err(found);
         }
-        Ok(Self { environments, warnings: found })
+        Ok(Self { environments, warnings: found, digest: digest(files) })
     }
 
     pub fn environment(&self, name: &str) -> Option<&Arc<Policy>> {
@@ -50,8 +53,48 @@ impl PolicySet {
         self.environments.keys().map(String::as_str)
     }
 
+    /// Stands for the names and texts of all files: SHA-256, in hex. Two readers with the same
+    /// digest go by the same policies.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
     /// What is legal but most likely not meant.
     pub fn warnings(&self) -> &[Diagnostic] {
         &self.warnings
+    }
+}
+
+/// In the order of names, wherever the directory is; lengths keep two files from being one.
+fn digest(files: &[(String, String)]) -> String {
+    let name = |path: &'_ str| path.rsplit('/').next().unwrap_or_default().to_owned();
+    let mut files: Vec<_> = files.iter().map(|(path, text)| (name(path), text)).collect();
+    files.sort();
+    let mut all = Sha256::new();
+    for (name, text) in files {
+        for part in [name.as_str(), text] {
+            all.update((part.len() as u64).to_be_bytes());
+            all.update(part);
+        }
+    }
+    hex::encode(all.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_stands_for_names_and_texts_and_not_for_the_directory() {
+        let of = |files: &[(&str, &str)]| {
+            let owned = files.iter().map(|(n, t)| ((*n).to_owned(), (*t).to_owned()));
+            PolicySet::parse(&owned.collect::<Vec<_>>()).unwrap().digest().to_owned()
+        };
+
+        let here = of(&[("/a/dev.toml", "# x"), ("/a/prod.toml", "")]);
+        assert_eq!(here, of(&[("/b/prod.toml", ""), ("/b/dev.toml", "# x")]));
+        assert_ne!(here, of(&[("/a/dev.toml", ""), ("/a/prod.toml", "# x")]));
+        assert_ne!(here, of(&[("/a/dev.toml", "# x")]));
+        assert_eq!(here.len(), 64);
     }
 }

@@ -77,6 +77,9 @@ pub struct UidRange {
 pub struct Config {
     pub check: bool,
     pub layout: Layout,
+    /// The file and the digest of its text as it was read.
+    pub path: PathBuf,
+    pub sha256: Option<String>,
     pub log: tracing::level_filters::LevelFilter,
     /// Besides root and this daemon's own: who may speak for any owner. harnessd's uid.
     pub trusted_uids: BTreeSet<u32>,
@@ -98,6 +101,8 @@ pub enum ConfigError {
     Writable { path: PathBuf, mode: u32 },
     #[error("{path}: {source}")]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
+    #[error(transparent)]
+    Layout(#[from] ipc::layout::NotUtf8),
     #[error("{what}: {why}")]
     Value { what: &'static str, why: String },
 }
@@ -109,13 +114,14 @@ impl Config {
         let flags = Flags::try_parse_from(std::iter::once(program).chain(args))
             .map_err(ConfigError::Usage)?;
         let raw = match &flags.config {
-            Some(path) => read(path)?.ok_or_else(|| ConfigError::Read {
+            Some(path) => Some(read(path)?.ok_or_else(|| ConfigError::Read {
                 path: path.clone(),
                 source: std::io::Error::from(rustix::io::Errno::NOENT),
-            })?,
-            None => read(&Layout::system().config.join("sandboxd.toml"))?.unwrap_or_default(),
+            })?),
+            None => read(&Layout::system().config.join("sandboxd.toml"))?,
         };
-        check(flags, raw)
+        let (raw, sha256) = raw.unzip();
+        check(flags, raw.unwrap_or_default(), sha256)
     }
 
     /// The directories that no sandbox may be given.
@@ -130,7 +136,8 @@ impl Config {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Raw>, ConfigError> {
+/// The file and the digest of its text; none where there is none.
+fn read(path: &Path) -> Result<Option<(Raw, String)>, ConfigError> {
     let fail = |source| ConfigError::Read { path: path.to_owned(), source };
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
@@ -142,10 +149,12 @@ fn read(path: &Path) -> Result<Option<Raw>, ConfigError> {
     }
     let text = std::fs::read_to_string(path).map_err(fail)?;
     let parsed = toml::from_str(&text);
-    parsed.map(Some).map_err(|e| ConfigError::Parse { path: path.to_owned(), source: Box::new(e) })
+    let raw =
+        parsed.map_err(|e| ConfigError::Parse { path: path.to_owned(), source: Box::new(e) })?;
+    Ok(Some((raw, ipc::in_force::sha256(&text))))
 }
 
-fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
+fn check(flags: Flags, raw: Raw, sha256: Option<String>) -> Result<Config, ConfigError> {
     let system = Layout::system();
     let pick = |flag: Option<PathBuf>, file: Option<PathBuf>, default: PathBuf| {
         std::path::absolute(flag.or(file).unwrap_or(default))
@@ -161,6 +170,7 @@ fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
             system.config,
         )?,
     };
+    layout.check()?;
     let log = flags.log.or(raw.log).unwrap_or_else(|| "info".into());
     let log = log.parse().map_err(|_| ConfigError::Value {
         what: "log",
@@ -185,9 +195,12 @@ fn check(flags: Flags, raw: Raw) -> Result<Config, ConfigError> {
         let why = format!("{cells_ready} is more than {CELLS_READY_MAX}");
         return Err(ConfigError::Value { what: "cells-ready", why });
     }
+    let path = flags.config.unwrap_or_else(|| Layout::system().config.join("sandboxd.toml"));
     Ok(Config {
         check: flags.check,
         layout,
+        path: std::path::absolute(&path).unwrap_or(path),
+        sha256,
         log,
         trusted_uids: (raw.trusted_uids.into_iter())
             .chain(raw.trusted_users.iter().map(|user| user.uid))

@@ -3,6 +3,7 @@
 //! Each function is one route: who asks, is it theirs, do it. What belongs to somebody else is
 //! answered as what does not exist.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use axum::routing::{delete, get, post};
 use axum::{Extension, Json, Router};
 use ipc::fault::{Code, Fault};
 use ipc::id::{CallId, SandboxId, SessionId};
+use ipc::in_force::InForce;
 use ipc::peer::Principal;
 use ipc::sandbox::{CallReport, Execute, Health, Receipt};
 use serde_json::{Value, json};
@@ -29,6 +31,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Control {
     pub service: Arc<Service>,
     pub host: Arc<HostFacts>,
+    /// The configuration's file and the digest of its text.
+    pub config: Arc<(PathBuf, Option<String>)>,
 }
 
 /// The routes of `sandboxd.sock`.
@@ -60,8 +64,19 @@ async fn health(State(control): State<Control>) -> Json<Health> {
         mode: control.host.mode.into(),
         layers: control.host.layers.clone(),
         notes: control.host.notes.clone(),
+        in_force: in_force(&control),
         ready: control.service.sandboxes.ready(),
     })
+}
+
+fn in_force(control: &Control) -> InForce {
+    let environments = &control.service.sandboxes.environments;
+    InForce {
+        policies: Some(environments.directory().to_owned()),
+        policies_sha256: environments.digest(),
+        config: Some(control.config.0.clone()),
+        config_sha256: control.config.1.clone(),
+    }
 }
 
 async fn execute(

@@ -66,6 +66,15 @@ impl Environments {
         })
     }
 
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The digest of the policies in force, after a look at the files.
+    pub fn digest(&self) -> Option<String> {
+        self.current().ok().map(|set| set.digest().to_owned())
+    }
+
     fn current(&self) -> Result<Arc<PolicySet>, Fault> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let fingerprint = fingerprint(&self.directory).map_err(|e| {

@@ -210,7 +210,11 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
         tokio::net::UnixListener::from_std(control_listener).map_err(start("cannot serve"))?;
     let exec_listener = ChannelListener::new(exec).map_err(start("cannot serve"))?;
     let stop = CancellationToken::new();
-    let router = control::router(Control { service: Arc::clone(&service), host: Arc::new(host) });
+    let router = control::router(Control {
+        service: Arc::clone(&service),
+        host: Arc::new(host),
+        config: Arc::new((config.path, config.sha256)),
+    });
     let drain = DRAIN_CALLS + DRAIN_SANDBOXES + DRAIN_ANSWERS;
     let api = tokio::spawn(ipc::http::serve(control_listener, router, stop.clone(), drain));
     let exec = tokio::spawn(exec::serve(exec_listener, Arc::clone(&service), stop.clone()));

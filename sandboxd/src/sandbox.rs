@@ -115,7 +115,7 @@ struct Slot {
 #[derive(Debug)]
 pub struct Sandboxes {
     zygote: Zygote,
-    environments: Environments,
+    pub environments: Environments,
     pub workspaces: Workspaces,
     key_stores: KeyStores,
     lease_socket: PathBuf,

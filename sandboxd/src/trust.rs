@@ -103,6 +103,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn no_policy_can_set_any_of_these_variables() {
+        let names = variables().into_iter().map(|(name, _)| name);
+        let settable: Vec<_> = names.filter(|name| !policies::is_own_variable(name)).collect();
+
+        assert!(settable.is_empty(), "{settable:?}");
+    }
+
+    #[test]
     fn every_variable_and_every_file_is_in_the_man_page() {
         let page = include_str!("../../policies/policy.5.md");
         let listed = variables();

@@ -57,6 +57,8 @@ pub struct ApiConfig {
     pub keys_file: Option<PathBuf>,
     /// The daemon's own directory.
     pub state_dir: PathBuf,
+    /// The configuration's file and its digest.
+    pub in_force: ipc::in_force::InForce,
 }
 
 /// Shared by all requests. Cheap to clone.

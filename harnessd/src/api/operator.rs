@@ -4,6 +4,7 @@ use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
 use ipc::peer::Principal;
+use ipc::in_force::InForce;
 use ipc::session::{Health, KeyList, KeyRequest, LogEvent, NewKey};
 use ipc::vault::ChainReport;
 use serde::Serialize;
@@ -28,12 +29,18 @@ pub struct LogPage {
 }
 
 pub async fn health(State(state): State<ApiState>) -> Json<Health> {
+    let policies_sha256 = state.policies.current().await.ok().map(|set| set.digest().to_owned());
     Json(Health {
         daemon: "harnessd".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         models: state.engine.models(),
         default_environment: state.config.default_environment.clone(),
+        in_force: InForce {
+            policies: Some(state.policies.dir().to_owned()),
+            policies_sha256,
+            ..state.config.in_force.clone()
+        },
     })
 }
 

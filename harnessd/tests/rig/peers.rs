@@ -127,6 +127,7 @@ async fn health(State(state): Shared) -> Json<Health> {
         mode: "user".into(),
         layers: Vec::new(),
         notes: Vec::new(),
+        in_force: ipc::in_force::InForce::default(),
         ready: 0,
     })
 }
