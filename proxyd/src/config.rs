@@ -123,6 +123,8 @@ pub struct Config {
 pub enum ConfigError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    /// Of its text as far as that is in force; none where there is no file.
+    pub sha256: Option<String>,
     #[error("{path} can be written by others (mode {mode:03o}, uid {uid})")]
     Writable { path: PathBuf, mode: u32, uid: u32 },
     #[error("{path}: {reason}")]
@@ -141,9 +143,11 @@ impl Config {
     /// Puts command line, file and defaults together.
     pub fn load(arguments: &Arguments) -> Result<Self, ConfigError> {
         let system = Layout::system();
+    #[error(transparent)]
+    Layout(#[from] ipc::layout::NotUtf8),
         let named = arguments.config.clone();
         let path = named.clone().unwrap_or_else(|| system.config.join("proxyd.toml"));
-        let file = read(&path, named.is_some())?;
+        let (file, sha256) = read(&path, named.is_some())?;
         let pick = |flag: &Option<PathBuf>, key: Option<PathBuf>, default: PathBuf| {
             flag.clone().or(key).unwrap_or(default)
         };
@@ -161,6 +165,7 @@ impl Config {
                 .chain(file.trusted_users.iter().map(|user| user.uid))
                 .collect(),
             key: file.key,
+        layout.check()?;
             secret_directories: absolute(&path, file.secret_directories)?,
             resolver: resolver(&path, file.resolver.servers)?,
             lease_addresses: file.lease_addresses,
@@ -168,7 +173,8 @@ impl Config {
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
             way_out: WayOut::check(file.trust_store, file.upstreams, file.upstream_proxy)
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
-            path,
+            path: std::path::absolute(&path).unwrap_or(path),
+            sha256,
             arguments: arguments.clone(),
         })
     }
@@ -214,13 +220,13 @@ impl Config {
     }
 }
 
-/// Reads the file; the default one may be absent.
-fn read(path: &Path, must_exist: bool) -> Result<File, ConfigError> {
+/// Reads the file, and gives the digest of its text too; the default one may be absent.
+fn read(path: &Path, must_exist: bool) -> Result<(File, Option<String>), ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
-            return Ok(File::default());
+            return Ok((File::default(), None));
         }
         Err(error) => return Err(failed(error)),
     };
@@ -234,10 +240,11 @@ fn read(path: &Path, must_exist: bool) -> Result<File, ConfigError> {
             uid: meta.uid(),
         });
     }
-    toml::from_str(&text).map_err(|error| ConfigError::Parse {
+    let file = toml::from_str(&text).map_err(|error| ConfigError::Parse {
         path: path.to_owned(),
         reason: error.to_string().trim_end().to_owned(),
-    })
+    })?;
+    Ok((file, Some(ipc::in_force::sha256(&text))))
 }
 
 /// Directories by their whole paths.

@@ -1,8 +1,10 @@
 //! `proxyd.sock`: secrets in, names and audit out (see `ipc::vault` for the calls).
 //!
-//! Who may connect is the socket's mode; beyond that, only root, this daemon's own user and the
-//! uids of the other daemons may do more than read the CA and the health.
+//! Who may connect is the socket's mode; beyond that, only root, this daemon's own user, the uids of
+//! the other daemons and members of the group that the socket is open to may do more than read the
+//! CA and the health.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,20 +24,22 @@ use ipc::vault::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::net::UnixListener;
 
 use crate::Daemon;
 use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
 use crate::reload;
 use crate::scrub;
 use crate::vault::{Secret, VaultError};
+use crate::sys::accounts::account;
 
 /// How long running calls may still take when the daemon ends.
 pub const DRAIN: Duration = Duration::from_secs(3);
 /// Longest body of a call other than a secret: texts to be searched, mostly.
 const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// All calls.
-pub fn router(daemon: Arc<Daemon>) -> Router {
+/// All calls. `operators` is a group whose members may make all of them.
+pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
     let trusted = Router::new()
         .route("/v1/secrets/{name}", put(put_secret).delete(remove_secret))
         .route("/v1/secrets", get(list_secrets))
@@ -46,7 +50,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/scrub", post(scrub_texts))
         .route("/v1/leases", get(list_leases))
         .route("/v1/reload", post(read_again))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&daemon), only_trusted));
+        .route_layer(middleware::from_fn_with_state((Arc::clone(&daemon), operators), only_trusted));
     Router::new()
         .route("/v1/health", get(health))
         .route("/v1/ca.pem", get(ca))
@@ -56,15 +60,36 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
 }
 
 async fn only_trusted(
-    State(daemon): State<Arc<Daemon>>,
+    State((daemon, operators)): State<(Arc<Daemon>, Option<u32>)>,
     Extension(peer): Extension<Principal>,
+/// The group that the socket is open to, if it is to one and not to everybody.
+pub fn operators(socket: &UnixListener) -> Option<u32> {
+    let address = socket.local_addr().ok()?;
+    group_of(&std::fs::metadata(address.as_pathname()?).ok()?)
+}
+
+fn group_of(socket: &std::fs::Metadata) -> Option<u32> {
+    (socket.mode() & 0o022 == 0o020).then(|| socket.gid())
+}
+
+/// The kernel has let the peer in already, by its groups of then; a group that somebody was given
+/// for one program alone is no account's, hence the first look.
+fn is_member(peer: Principal, group: u32) -> bool {
+    peer.gid == group || account(peer.uid).gids.contains(&group)
+}
+
     request: Request,
     next: Next,
 ) -> Response {
-    if daemon.trusts(peer) {
+    if daemon.trusts(peer) || operators.is_some_and(|group| is_member(peer, group)) {
         return next.run(request).await;
     }
-    Fault::new(Code::Denied, format!("{peer} may not use this call of proxyd")).into_response()
+    Fault::new(Code::Denied, format!("{peer} may not use this call of proxyd"))
+        .with_hint(
+            "it is for root, proxyd's own user, members of the socket's group \
+             (cleanhands-operators), and trusted-users of proxyd.toml",
+        )
+        .into_response()
 }
 
 async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
@@ -81,6 +106,7 @@ async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
     })
 }
 
+        in_force: daemon.configured.in_force(&daemon.policies),
 async fn ca(State(daemon): State<Arc<Daemon>>) -> Response {
     let kind = [(http::header::CONTENT_TYPE, "application/x-pem-file")];
     (kind, daemon.vault.ca_pem().to_owned()).into_response()
@@ -258,4 +284,31 @@ fn vault_fault(error: VaultError) -> Fault {
 
 fn audit_fault(error: AuditError) -> Fault {
     Fault::new(Code::Unavailable, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn members_of_the_sockets_group_are_operators_where_it_is_open_to_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("proxyd.sock");
+        let socket = UnixListener::bind(&path).unwrap();
+        let own = Principal::own();
+        let open_to = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            operators(&socket)
+        };
+
+        let of_its_group = std::fs::metadata(&path).unwrap().gid();
+        assert_eq!(open_to(0o660), Some(of_its_group));
+        assert_eq!((open_to(0o600), open_to(0o666)), (None, None));
+
+        assert!(is_member(Principal { uid: u32::MAX - 1, ..own }, own.gid));
+        assert!(is_member(Principal { gid: u32::MAX - 1, ..own }, account(own.uid).gids[0]));
+        assert!(!is_member(Principal { uid: u32::MAX - 1, ..own }, own.gid.wrapping_add(1)));
+    }
 }

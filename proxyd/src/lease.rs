@@ -335,9 +335,9 @@ impl Leases {
     }
 
     /// Keeps a refusal for the calls that run on the lease it was recorded for.
-    pub fn note(&self, record: &Line, hint: Option<&str>) {
+    pub fn note(&self, record: &Line, refusal: &crate::reply::Refusal) {
         if let Some(lease) = record.lease.as_ref().and_then(|id| self.by_id(id)) {
-            lease.notes.add(record, hint);
+            lease.notes.add(record, refusal.end(), refusal.hint.as_deref());
         }
     }
 

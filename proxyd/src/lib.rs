@@ -146,7 +146,7 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     let vault = daemon.vault.clone();
     let control = ipc::http::serve(
         sockets.control,
-        control::router(Arc::clone(&daemon)),
+        control::router(Arc::clone(&daemon), operators),
         stop.clone(),
         control::DRAIN,
     );
@@ -155,6 +155,7 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     let shard = daemon.shards.for_listener();
     let egress = shards::moved(sockets.egress, shard).map_err(StartError::Runtime)?;
     shard.spawn(entry::explicit::serve(Arc::clone(&daemon), egress, stop.clone()));
+    let operators = control::operators(&sockets.control);
     tokio::spawn(Arc::clone(&daemon.leases).sweep());
     tokio::spawn(daemon.upstreams.clone().sweep());
     tokio::spawn(daemon.leaves.clone().keep_fresh());

@@ -24,6 +24,11 @@ pub struct Generation {
 }
 
 impl Generation {
+    /// Stands for the texts of all files.
+    pub fn digest(&self) -> &str {
+        self.set.digest()
+    }
+
     pub fn environment(&self, name: &str) -> Option<&Arc<Policy>> {
         self.set.environment(name)
     }

@@ -7,10 +7,12 @@
 use std::net::IpAddr;
 use std::sync::Mutex;
 
+use ipc::in_force::InForce;
+
 use crate::Daemon;
 use crate::audit::Line;
 use crate::config::{Config, ConfigError};
-use crate::policy::LoadError;
+use crate::policy::{LoadError, Policies};
 use crate::upstream::trust::TrustError;
 
 /// The configuration as it was last read, and what was wrong with the file afterwards.
@@ -40,6 +42,17 @@ impl Configured {
         self.config.lock().expect("no holder of this lock panics").lease_addresses.clone()
     }
 
+    /// Which files, and which state of them.
+    pub fn in_force(&self, policies: &Policies) -> InForce {
+        let config = self.config.lock().expect("no holder of this lock panics");
+        InForce {
+            policies: Some(policies.dir().to_owned()),
+            policies_sha256: Some(policies.current().digest().to_owned()),
+            config: Some(config.path.clone()),
+            config_sha256: config.sha256.clone(),
+        }
+    }
+
     fn again(&self, daemon: &Daemon) -> Result<(), ReloadError> {
         let mut config = self.config.lock().expect("no holder of this lock panics");
         let next = config.again()?;
@@ -48,6 +61,8 @@ impl Configured {
         if !fixed.is_empty() {
             let keys = fixed.join(", ");
             tracing::warn!(keys, "changes of these keys take effect when proxyd starts again");
+        } else {
+            config.sha256 = next.sha256;
         }
         config.way_out = next.way_out;
         config.lease_addresses = next.lease_addresses;

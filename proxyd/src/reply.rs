@@ -13,6 +13,7 @@ use policies::{Denial, DenialCode};
 use crate::audit::AuditError;
 use crate::head::ResponseHead;
 use crate::inject::InjectError;
+use crate::lease::notes::End;
 use crate::lease::share::Exhausted;
 use crate::relay::answer::AnswerError;
 use crate::relay::body::{ReadError, WriteError};
@@ -24,6 +25,9 @@ use form::Form;
 
 /// Longest reason phrase: some clients read a status line into a small buffer.
 const REASON_BYTES_MAX: usize = 200;
+
+/// What usual servers record of a request whose client left. Nobody is there to receive it.
+const CLIENT_GONE: u16 = 499;
 
 /// Codes of refusals that another try may not meet, soon after.
 pub const LEASE_BUSY: &str = "lease_busy";
@@ -53,6 +57,15 @@ impl Refusal {
 
     pub fn failed(status: u16, code: &'static str, reason: impl Into<String>) -> Self {
         Self { denied: false, ..Self::denied(status, code, reason) }
+    }
+
+    /// What to call it where the results of a call are read.
+    pub fn end(&self) -> End {
+        match (self.denied, self.status) {
+            (true, _) => End::Refused,
+            (false, CLIENT_GONE) => End::GivenUp,
+            (false, _) => End::Failed,
+        }
     }
 
     /// The refusal as a person reads it.
@@ -151,7 +164,7 @@ impl From<&ExchangeError> for Refusal {
                 return Self::failed(503, BODIES_BUSY, error.to_string()).with_hint(BUSY_HINT);
             }
             ExchangeError::ClientBody(_) => (400, "request_body"),
-            ExchangeError::Client(_) | ExchangeError::ClientGone => (499, "client_gone"),
+            ExchangeError::Client(_) | ExchangeError::ClientGone => (CLIENT_GONE, "client_gone"),
             ExchangeError::Answer(AnswerError::ProxyAuthentication) => {
                 return Self::failed(502, "upstream_proxy", error.to_string())
                     .with_hint("check user and password in [upstream-proxy] of proxyd.toml");

@@ -484,7 +484,7 @@ pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
     line.rule = refusal.rule.clone().or(line.rule);
     line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
     line.status = Some(refusal.status);
-    daemon.leases.note(&line, refusal.hint.as_deref());
+    daemon.leases.note(&line, refusal);
     match daemon.audit.deny(&line).await {
         // Denials that are only counted must not fill the log either.
         Ok(false) => {}
@@ -519,7 +519,7 @@ impl Outcome {
 
     pub fn refused(&mut self, refusal: &Refusal) {
         self.line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
-        self.daemon.leases.note(&self.line, refusal.hint.as_deref());
+        self.daemon.leases.note(&self.line, refusal);
         if self.tally.status().is_none() {
             self.line.status = Some(refusal.status);
         }

@@ -14,6 +14,7 @@ use super::message;
 use crate::Daemon;
 use crate::audit::Line;
 use crate::lease::Lease;
+use crate::lease::notes::End;
 use crate::relay::stream::Stream;
 use crate::sys::packet;
 
@@ -102,7 +103,7 @@ fn respond(daemon: &Daemon, lease: &Lease, packet: &[u8]) -> (Option<Vec<u8>>, O
         });
     });
     if let Some(line) = &line {
-        lease.notes.add(line, None);
+        lease.notes.add(line, End::Refused, None);
     }
     (answer, line)
 }

@@ -1,4 +1,5 @@
-//! What was refused to the calls that run on a lease, kept for whoever reads their results.
+//! What was refused to the calls that run on a lease, what failed and what they gave up, kept for
+//! whoever reads their results.
 //!
 //! A client may print nothing of the answer it got, or may not have understood it: one that trusts
 //! a list of roots of its own sees a broken connection. So the holder of the lease may ask. Nothing
@@ -32,6 +33,27 @@ struct Note {
     line: String,
 }
 
+/// What became of a request that has no answer of its upstream's: the first word of its line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Policy, or proxyd for it, said no.
+    Refused,
+    /// It was allowed, and something on the way failed.
+    Failed,
+    /// It was allowed, and its client left before the end.
+    GivenUp,
+}
+
+impl End {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::GivenUp => "given up by the client",
+        }
+    }
+}
+
 /// A connection of which it is not known yet whether it will be refused.
 pub struct Opening<'a>(&'a watch::Sender<usize>);
 
@@ -42,8 +64,8 @@ impl Drop for Opening<'_> {
 }
 
 impl Notes {
-    /// Keeps a refusal for the calls that it may concern.
-    pub fn add(&self, record: &Line, hint: Option<&str>) {
+    /// Keeps how a request ended for the calls that it may concern.
+    pub fn add(&self, record: &Line, end: End, hint: Option<&str>) {
         let Some(reason) = &record.reason else { return };
         if record.calls.is_empty() {
             return;
@@ -51,7 +73,7 @@ impl Notes {
         let host = record.host.as_deref().unwrap_or("?");
         let port = record.port.map(|port| format!(":{port}")).unwrap_or_default();
         let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
-        let line: String = format!("{host}{port}: {reason}{hint}")
+        let line: String = format!("{}: {host}{port}: {reason}{hint}", end.word())
             .chars()
             .map(|c| if c.is_control() { ' ' } else { c })
             .take(LINE_CHARS_MAX)
@@ -118,14 +140,14 @@ mod tests {
     async fn a_call_is_told_what_was_refused_while_it_ran_once_for_each_kind() {
         let (one, other) = (CallId::random(), CallId::random());
         let notes = Notes::default();
-        notes.add(&record("a.example", &[&one]), Some("list it"));
-        notes.add(&record("a.example", &[&one, &other]), Some("list it"));
-        notes.add(&record("b\n.example", &[&other]), None);
-        notes.add(&record("c.example", &[]), None);
+        notes.add(&record("a.example", &[&one]), End::Refused, Some("list it"));
+        notes.add(&record("a.example", &[&one, &other]), End::Refused, Some("list it"));
+        notes.add(&record("b\n.example", &[&other]), End::Refused, None);
+        notes.add(&record("c.example", &[]), End::Refused, None);
 
-        let a = "a.example:443: host_not_listed: no (list it)";
+        let a = "refused: a.example:443: host_not_listed: no (list it)";
         assert_eq!(notes.of(&one).await, [a]);
-        assert_eq!(notes.of(&other).await, [a, "b .example:443: host_not_listed: no"]);
+        assert_eq!(notes.of(&other).await, [a, "refused: b .example:443: host_not_listed: no"]);
 
         notes.forget(&one);
         assert!(notes.of(&one).await.is_empty());
@@ -133,11 +155,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_failed_and_what_the_client_gave_up_are_told_apart_from_what_was_refused() {
+        let call = CallId::random();
+        let notes = Notes::default();
+        for end in [End::Refused, End::Failed, End::GivenUp] {
+            notes.add(&record("a.example", &[&call]), end, None);
+        }
+
+        let lines = notes.of(&call).await;
+
+        let words: Vec<_> = lines.iter().map(|line| line.split(": ").next().unwrap()).collect();
+        assert_eq!(words, ["refused", "failed", "given up by the client"]);
+    }
+
+    #[tokio::test]
     async fn what_a_hostile_sandbox_leaves_here_is_bounded() {
         let call = CallId::random();
         let notes = Notes::default();
         for at in 0..1000 {
-            notes.add(&record(&format!("{at}{}", "x".repeat(2000)), &[&call]), None);
+            notes.add(&record(&format!("{at}{}", "x".repeat(2000)), &[&call]), End::Refused, None);
         }
 
         let lines = notes.of(&call).await;
@@ -160,7 +196,7 @@ mod tests {
             async move { notes.of(&call).await }
         });
         tokio::task::yield_now().await;
-        notes.add(&record("a.example", &[&call]), None);
+        notes.add(&record("a.example", &[&call]), End::Refused, None);
         drop(opening);
 
         assert_eq!(asking.await.unwrap().len(), 1);
