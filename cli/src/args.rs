@@ -36,8 +36,21 @@ Exit status:
   with a command, the command's own; 128+N when signal N ended it; 125 when it could not be run";
 
 const EXEC_STATUS: &str = "\
+Example:
+  cleanhands exec --environment dev --workspace . -- make test
+
+It runs until it ends or you do: the policy's tool-timeout is for agents' calls, `timeout 2m` in
+front of the command bounds it. When it fails, what became of its requests is told on standard
+error: refused, failed, or given up by the client.
+
 Exit status:
   the command's own; 128+N when signal N ended it; 125 when it could not be run at all";
+
+const CHECK_STATUS: &str = "\
+Exit status:
+  0    the files are right
+  77   with --here: they are, and this host lacks what a sandbox of them needs
+  78   a file is wrong, or an environment can have no sandbox on any host";
 
 /// A time span as in policies, of some length.
 fn time(text: &str) -> Result<Duration, String> {
@@ -378,9 +391,17 @@ pub fn subcommand(words: &[OsString]) -> Option<String> {
         let word = word.to_str()?;
         let Some(flag) = word.strip_prefix("--") else {
             return command.find_subcommand(word).map(|found| found.get_name().to_owned());
+    ///
+    /// What no host could do is an error. What only this host can tell (directories of `root` and
+    /// `mounts`, the kernel) is shown beside it, and counts with --here: leave that out where
+    /// files are checked for another host, as in CI.
+    #[command(after_help = CHECK_STATUS)]
         };
         let (name, joined) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
         let flag = command.get_arguments().find(|known| known.get_long() == Some(name))?;
+        /// Fail where sandboxes could not be made on this host
+        #[arg(long)]
+        here: bool,
         if flag.get_action().takes_values() && !joined {
             words.next();
         }
@@ -401,6 +422,12 @@ mod tests {
     fn a_commands_own_flags_are_not_taken_for_ours() {
         let words = ["cleanhands", "exec", "-e", "dev", "--", "ls", "--json", "-e", "x"];
         let args = Args::try_parse_from(words).unwrap();
+
+/// Whether a line that could not be read asks for JSON: what stands after `--` belongs to another
+/// command.
+pub fn wants_json(words: &[OsString]) -> bool {
+    words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
+}
 
         assert!(!args.global.json);
         assert!(matches!(args.command, Command::Exec(e) if e.argv == ["ls", "--json", "-e", "x"]));

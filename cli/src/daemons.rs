@@ -12,6 +12,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use ipc::http::Client;
+use ipc::in_force::InForce;
 use ipc::layout::Layout;
 use rustix::process::{Pid, Signal};
 use tokio::process::{Child, Command};
@@ -71,6 +72,8 @@ impl Daemon {
 pub struct Alive {
     pub version: String,
     pub pid: u32,
+    #[serde(default)]
+    pub in_force: InForce,
 }
 
 /// Asks a daemon whether it serves. One that is stopped, or hangs, does not.
@@ -120,8 +123,8 @@ impl Launch {
             return command.spawn().map_err(fail);
         };
         command.arg("--loopback-fd").arg(socket.as_raw_fd().to_string());
-        // This program has one thread, so no other child can be started while the socket may be
-        // inherited.
+        // One thread alone starts processes, so no other child can be started while the socket may
+        // be inherited.
         inheritable(socket, true).map_err(fail)?;
         let child = command.spawn().map_err(fail);
         inheritable(socket, false).map_err(fail)?;

@@ -2,6 +2,8 @@
 //!
 //! It only looks. Exit status 1 when something is bad; a warning is not.
 
+mod in_force;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,7 +14,7 @@ use serde::Serialize;
 
 use crate::api::Harness;
 use crate::args::Global;
-use crate::daemons::{self, ALL, Daemon};
+use crate::daemons::{self, ALL, Alive, Daemon};
 use crate::failure::Failure;
 use crate::place;
 use crate::policy;
@@ -55,14 +57,16 @@ pub async fn doctor(global: &Global) -> Result<ExitCode, Failure> {
     findings.push(runtime_directory(&layout));
     findings.extend(state_directory(&layout));
     // One that does not answer is not asked again.
-    let mut serving = Vec::new();
+    let (mut serving, mut files) = (Vec::new(), Vec::new());
     for daemon in ALL {
-        let finding = running(daemon, &layout).await;
-        if finding.grade != Grade::Bad {
+        let alive = daemons::health(daemon, &layout).await;
+        if let Ok(alive) = &alive {
             serving.push(daemon);
+            files.push((daemon, alive.in_force.clone()));
         }
-        findings.push(finding);
+        findings.push(running(daemon, alive));
     }
+    findings.extend(in_force::compare(&files));
     if serving.contains(&Daemon::Sandboxd) {
         findings.extend(sandbox_layers(&layout).await);
     }
@@ -166,8 +170,8 @@ fn state_directory(layout: &Layout) -> Option<Finding> {
     Some(Finding::new(what, Grade::Good, text))
 }
 
-async fn running(daemon: Daemon, layout: &Layout) -> Finding {
-    match daemons::health(daemon, layout).await {
+fn running(daemon: Daemon, alive: Result<Alive, Failure>) -> Finding {
+    match alive {
         Ok(alive) if alive.version == env!("CARGO_PKG_VERSION") => Finding::new(
             daemon.name(),
             Grade::Good,
@@ -178,8 +182,13 @@ async fn running(daemon: Daemon, layout: &Layout) -> Finding {
             let text = format!("serves, version {}; this command is {own}", alive.version);
             Finding::new(daemon.name(), Grade::Warning, text).hint("restart the daemons")
         }
-        Err(failure) => Finding::new(daemon.name(), Grade::Bad, failure.text)
-            .hint("`cleanhands up` starts it; under systemd: systemctl status cleanhands-*"),
+        Err(failure) => {
+            let start = "`cleanhands up` starts it; under systemd: systemctl status cleanhands-*";
+            // Who may not connect is told of that, and not how to start what runs.
+            let hint = failure.hint.filter(|hint| !hint.contains("running?"));
+            let hint = hint.unwrap_or_else(|| start.to_owned());
+            Finding::new(daemon.name(), Grade::Bad, failure.text).hint(hint)
+        }
     }
 }
 
@@ -234,8 +243,10 @@ async fn policies_and_secrets(layout: &Layout, serving: &[Daemon]) -> Vec<Findin
     let text = format!("{} secrets, key from {}", stored.len(), vault.key_source);
     findings.push(Finding::new("vault", Grade::Good, text));
     for policy in names.iter().filter_map(|name| set.environment(name)) {
-        let paths = policy.credentials.values().map(|credential| &credential.secret.path);
-        for path in paths.collect::<BTreeSet<_>>() {
+        // What lies elsewhere is not the vault's to know.
+        let local = policy.credentials.values().map(|credential| &credential.secret);
+        let local = local.filter(|secret| secret.backend == policies::Backend::Local);
+        for path in local.map(|secret| &secret.path).collect::<BTreeSet<_>>() {
             if stored.iter().any(|secret| secret.name == *path) {
                 continue;
             }

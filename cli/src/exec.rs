@@ -46,7 +46,7 @@ async fn perform(global: &Global, options: Exec) -> Result<ExitCode, Failure> {
         env: terminal_env(),
         path,
     };
-    let channel = place::connect(&socket, "sandboxd", "cleanhands")?;
+    let channel = place::connect(&socket, "sandboxd")?;
     let mut signals = Signals::watch()?;
     let (input, output, errors) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let mut descriptors = vec![input.as_fd(), output.as_fd(), errors.as_fd()];
@@ -94,11 +94,11 @@ fn argv(words: Vec<OsString>) -> Result<Vec<String>, Failure> {
         .collect()
 }
 
-/// Says what the command may not have said: why its way out refused something.
+/// Says what the command may not have said: what became of its requests, and why.
 fn note(lines: &[String]) {
     for line in lines {
         // Where standard error is closed nobody wants to know.
-        let _ = writeln!(std::io::stderr(), "cleanhands: refused: {line}");
+        let _ = writeln!(std::io::stderr(), "cleanhands: {line}");
     }
 }
 

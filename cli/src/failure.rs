@@ -51,22 +51,38 @@ impl Failure {
 
     /// Writes the failure to standard error and gives the exit status.
     pub fn report(&self, json: bool) -> ExitCode {
-        if self.status == CLOSED {
-            return ExitCode::from(CLOSED);
+        if self.status != CLOSED {
+            // Nobody reads standard error: the exit status still tells.
+            let _ = writeln!(std::io::stderr().lock(), "{}", self.shown(json));
         }
-        let mut out = std::io::stderr().lock();
-        // Nobody reads standard error: the exit status still tells.
-        let _ = if json {
-            let fault = Fault { code: self.code, text: self.text.clone(), hint: self.hint.clone() };
-            writeln!(out, "{}", serde_json::json!({ "error": fault }))
-        } else {
-            let text = crate::term::printable(&self.text);
-            match &self.hint {
-                Some(hint) => writeln!(out, "cleanhands: {text}\n{}", crate::term::printable(hint)),
-                None => writeln!(out, "cleanhands: {text}"),
-            }
-        };
         ExitCode::from(self.status)
+    }
+
+    /// The failure as it is written: a line and its hint, or an object.
+    pub fn shown(&self, json: bool) -> String {
+        if json {
+            let fault = Fault { code: self.code, text: self.text.clone(), hint: self.hint.clone() };
+            return serde_json::json!({ "error": fault }).to_string();
+        }
+        let text = crate::term::printable(&self.text);
+        match &self.hint {
+            Some(hint) => format!("cleanhands: {text}\n{}", crate::term::printable(hint)),
+            None => format!("cleanhands: {text}"),
+        }
+    }
+
+    /// Wrong arguments, as they are told to programs: what is wrong, then how it is right.
+    pub fn usage(error: &clap::Error) -> Self {
+        use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+        let shown = error.render().to_string();
+        let (text, hint) = if error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
+            ("a subcommand is missing", shown.as_str())
+        } else {
+            let shown = shown.strip_prefix("error: ").unwrap_or(&shown);
+            shown.split_once("\n\n").unwrap_or((shown, ""))
+        };
+        let hint = Some(hint.trim().to_owned()).filter(|hint| !hint.is_empty());
+        Self { status: USAGE, code: Code::Invalid, hint, ..Self::new(text.trim()) }
     }
 }
 

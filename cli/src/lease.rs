@@ -32,7 +32,6 @@ use files::Files;
 use hold::Held;
 
 /// Who may speak about leases under systemd.
-const GROUP: &str = "cleanhands-leases";
 
 pub async fn lease(global: &Global, what: Lease) -> Result<ExitCode, Failure> {
     match what {
@@ -202,7 +201,7 @@ async fn close(global: &Global, lease: &str) -> Result<ExitCode, Failure> {
 async fn ask(global: &Global, request: &LeaseRequest) -> Result<LeaseReply, Failure> {
     let socket = place::layout(global).proxyd_lease();
     let fail = |why: String| Failure::new(format!("{}: {why}", socket.display()));
-    let channel = place::connect(&socket, "proxyd", GROUP)?;
+    let channel = place::connect(&socket, "proxyd")?;
     channel.send(request, &[]).await.map_err(|error| fail(error.to_string()))?;
     match channel.receive::<LeaseReply>().await.map_err(|error| fail(error.to_string()))?.0 {
         LeaseReply::Refused { fault } => Err(fault.into()),

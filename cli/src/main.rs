@@ -77,8 +77,10 @@ fn main() -> ExitCode {
 /// What stands beside the word `secret` may be one, and is not repeated.
 fn misused(error: &clap::Error, words: &[OsString]) -> ExitCode {
     match args::subcommand(words).as_deref() {
-        Some("secret") => secret::misused(error, true),
-        None if words.iter().any(|word| word == "secret") => secret::misused(error, false),
+    let json = args::wants_json(words);
+        Some("secret") => secret::misused(error, true, json),
+        None if words.iter().any(|word| word == "secret") => secret::misused(error, false, json),
+        _ if json => Failure::usage(error).report(true),
         _ => error.exit(),
     }
 }

@@ -3,10 +3,10 @@
 //! `--runtime-dir` decides; without it the caller's own daemons are chosen when one of them answers
 //! on its socket, else the system services where those are installed.
 
-use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use ipc::fault::{Code, Fault};
 use ipc::fd::Channel;
 use ipc::layout::Layout;
 
@@ -35,25 +35,12 @@ fn choose(user: Layout, system: Layout) -> Layout {
     if !served && system.runtime.is_dir() { system } else { user }
 }
 
-/// Connects to a socket of `daemon`, which under systemd is open to the members of `group`.
-pub fn connect(socket: &Path, daemon: &str, group: &str) -> Result<Channel, Failure> {
+/// Connects to a socket of `daemon`.
+pub fn connect(socket: &Path, daemon: &str) -> Result<Channel, Failure> {
     Channel::connect(socket).map_err(|error| {
-        Failure::new(format!("{}: {error}", socket.display())).with_hint(unreached(
-            error.kind(),
-            daemon,
-            group,
-        ))
+        let fault = Fault::new(Code::Unavailable, format!("{}: {error}", socket.display()));
+        fault.with_hint(ipc::reach::hint(socket, error.kind(), daemon)).into()
     })
-}
-
-fn unreached(why: ErrorKind, daemon: &str, group: &str) -> String {
-    if why == ErrorKind::PermissionDenied {
-        return format!(
-            "that is for members of the group {group}: sudo usermod -aG {group} USER, \
-             and log in again"
-        );
-    }
-    format!("is {daemon} running? `cleanhands doctor` tells")
 }
 
 #[cfg(test)]
@@ -75,16 +62,6 @@ mod tests {
         assert_eq!(choose(user.clone(), system.clone()), user);
         drop(socket);
         assert_eq!(choose(user, system.clone()), system, "a socket that nobody serves counts");
-    }
-
-    #[test]
-    fn who_may_not_connect_is_told_of_the_group_and_not_to_look_for_the_daemon() {
-        let refused = unreached(ErrorKind::PermissionDenied, "proxyd", "cleanhands-leases");
-        let absent = unreached(ErrorKind::NotFound, "proxyd", "cleanhands-leases");
-
-        assert!(refused.contains("usermod -aG cleanhands-leases"), "{refused}");
-        assert!(!refused.contains("running"), "{refused}");
-        assert!(absent.contains("is proxyd running?"), "{absent}");
     }
 
     #[test]

@@ -1,18 +1,20 @@
 //! `cleanhands policy`: reads policy files and shows what is wrong where.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use policies::{Diagnostic, PolicySet, Severity};
-use serde_json::json;
+use ipc::layout::Layout;
+use policies::{Diagnostic, HARNESS, PolicySet, Severity};
+use serde_json::{Value, json};
 
 use crate::args::{Global, Policy};
-use crate::failure::{CONFIGURATION, Failure};
+use crate::failure::{CONFIGURATION, Failure, HOST};
+use crate::place;
 use crate::term;
 
 pub fn policy(global: &Global, what: Policy) -> Result<ExitCode, Failure> {
     match what {
-        Policy::Check { dir } => check(global, &dir),
+        Policy::Check { dir, here } => check(global, &dir, here),
     }
 }
 
@@ -35,22 +37,40 @@ fn exists(dir: &Path) -> Result<(), Failure> {
         .with_status(CONFIGURATION))
 }
 
-fn check(global: &Global, dir: &Path) -> Result<ExitCode, Failure> {
+/// One finding, wherever it comes from.
+struct Found {
+    shown: String,
+    json: Value,
+}
+
+fn check(global: &Global, dir: &Path, here: bool) -> Result<ExitCode, Failure> {
     exists(dir)?;
     let loaded = PolicySet::load(dir);
-    let (names, found): (Vec<&str>, &[Diagnostic]) = match &loaded {
-        Ok(set) => (set.names().collect(), set.warnings()),
-        Err(diagnostics) => (Vec::new(), diagnostics),
+    let (set, found): (Option<&PolicySet>, &[Diagnostic]) = match &loaded {
+        Ok(set) => (Some(set), set.warnings()),
+        Err(diagnostics) => (None, diagnostics),
     };
+    let names: Vec<&str> = set.map(|set| set.names().collect()).unwrap_or_default();
+    let own = Layout { policies: absolute(dir), ..place::layout(global) };
+    let (everywhere, lacking) = set.map(|set| obstacles(set, dir, &own)).unwrap_or_default();
+    let right = set.is_some() && everywhere.is_empty();
     if global.json {
-        let found: Vec<_> = found.iter().map(as_json).collect();
-        let report = json!({ "ok": loaded.is_ok(), "environments": names, "diagnostics": found });
+        let found = found.iter().map(as_json).chain(everywhere.into_iter().map(|f| f.json));
+        let lacking: Vec<_> = lacking.iter().map(|found| &found.json).collect();
+        let report = json!({
+            "ok": right,
+            "environments": names,
+            "diagnostics": found.collect::<Vec<_>>(),
+            "here": lacking,
+        });
         term::json_line(&report)?;
     } else {
-        for diagnostic in found {
-            term::line(&term::printable(&diagnostic.to_string()))?;
+        let found = found.iter().map(ToString::to_string);
+        let others = everywhere.iter().chain(&lacking).map(|found| found.shown.clone());
+        for shown in found.chain(others) {
+            term::line(&term::printable(&shown))?;
         }
-        if loaded.is_ok() {
+        if right {
             let names = match names.join(", ") {
                 none if none.is_empty() => "no NAME.toml, so no environment".to_owned(),
                 names => names,
@@ -58,10 +78,41 @@ fn check(global: &Global, dir: &Path) -> Result<ExitCode, Failure> {
             term::line(&format!("{}: good: {names}", dir.display()))?;
         }
     }
-    Ok(if loaded.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(CONFIGURATION) })
+    Ok(match (right, here && !lacking.is_empty()) {
+        (false, _) => ExitCode::from(CONFIGURATION),
+        (true, true) => ExitCode::from(HOST),
+        (true, false) => ExitCode::SUCCESS,
+    })
 }
 
-fn as_json(diagnostic: &Diagnostic) -> serde_json::Value {
+fn absolute(dir: &Path) -> PathBuf {
+    std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned())
+}
+
+/// What keeps sandboxes from being made: on every host, and on this one.
+fn obstacles(set: &PolicySet, dir: &Path, own: &Layout) -> (Vec<Found>, Vec<Found>) {
+    let own = [&own.runtime, &own.state, &own.policies, &own.config].map(Clone::clone).to_vec();
+    let (mut everywhere, mut here) = (Vec::new(), Vec::new());
+    // No sandbox is made in harnessd's own environment.
+    for policy in set.names().filter(|name| *name != HARNESS).filter_map(|n| set.environment(n)) {
+        let file = dir.join(format!("{}.toml", policy.name)).display().to_string();
+        for found in sandboxd::preview::obstacles(policy, own.clone()) {
+            let (text, hint) = (found.text, found.hint);
+            let kind = if found.everywhere { "no sandbox" } else { "on this host" };
+            let shown = format!("{file}: {kind}: {text}\n{hint}");
+            let severity = if found.everywhere { "error" } else { "warning" };
+            let json = json!({
+                "file": file, "environment": policy.name, "line": 0, "column": 0,
+                "severity": severity, "message": text, "hint": hint,
+            });
+            let list = if found.everywhere { &mut everywhere } else { &mut here };
+            list.push(Found { shown, json });
+        }
+    }
+    (everywhere, here)
+}
+
+fn as_json(diagnostic: &Diagnostic) -> Value {
     json!({
         "file": diagnostic.file,
         "line": diagnostic.line,

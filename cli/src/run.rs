@@ -124,7 +124,7 @@ async fn register(layout: &Layout, dir: &Path) -> Result<String, Failure> {
     let (fd, path) = open_workspace(dir)?;
     let socket = layout.sandboxd_exec();
     let fail = |what: String| Failure::new(format!("{}: {what}", socket.display()));
-    let channel = place::connect(&socket, "sandboxd", "cleanhands")?;
+    let channel = place::connect(&socket, "sandboxd")?;
     let request = ExecRequest::Workspace { path: path_text(&path)? };
     channel.send(&request, &[fd.as_fd()]).await.map_err(|e| fail(e.to_string()))?;
     match channel.receive().await.map_err(|e| fail(e.to_string()))?.0 {

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
 use bytes::Bytes;
+use ipc::fault::Code;
 use ipc::http::Client;
 use ipc::vault::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, SecretInfo};
 use rustix::termios::{LocalModes, OptionalActions, Termios};
@@ -21,17 +22,21 @@ use crate::term;
 
 /// Says how the command is used, and nothing of what was typed: that may be the value. `named`:
 /// this subcommand was surely meant.
-pub fn misused(error: &clap::Error, named: bool) -> ExitCode {
+pub fn misused(error: &clap::Error, named: bool, json: bool) -> ExitCode {
     let usage = error.get(clap::error::ContextKind::Usage).map(ToString::to_string);
     let usage = usage.unwrap_or_else(|| "Usage: cleanhands [OPTIONS] <COMMAND>".to_owned());
     let advice = "a value is never an argument: cleanhands secret set NAME < FILE\n";
     let advice = if named { advice } else { "" };
-    let text = format!(
-        "error: wrong arguments; they are not shown, as one may be a secret\n\
-         {advice}\n{usage}\n\nFor more information, try '--help'."
-    );
+    let text = "wrong arguments; they are not shown, as one may be a secret";
+    let hint = format!("{advice}\n{usage}\n\nFor more information, try '--help'.");
+    if json {
+        return Failure { code: Code::Invalid, ..Failure::new(text) }
+            .with_hint(hint.trim())
+            .with_status(USAGE)
+            .report(true);
+    }
     // Nobody reads standard error: the exit status still tells.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "error: {text}\n{hint}");
     ExitCode::from(USAGE)
 }
 

@@ -4,6 +4,8 @@
 //! one that says the host or its configuration is wrong ends everything with that status. Ctrl-C,
 //! SIGTERM and the end of the terminal drain harnessd, sandboxd, proxyd in this order.
 
+mod log;
+
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -12,7 +14,7 @@ use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipc::layout::Layout;
+use ipc::layout::{Layout, NotUtf8};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Child;
 use tokio::task::JoinHandle;
@@ -23,7 +25,8 @@ use crate::failure::{CONFIGURATION, Failure, HOST};
 use crate::place;
 use crate::policy;
 use crate::stop::Stop;
-use crate::term::{self, printable};
+use crate::term::printable;
+use log::Log;
 
 /// Restarts of one daemon within [`RESTARTS_WINDOW`] before `up` gives up: a daemon that cannot
 /// stay up needs a person.
@@ -36,7 +39,7 @@ const LAST_LINES: usize = 8;
 struct Running {
     daemon: Daemon,
     child: Child,
-    log: Option<JoinHandle<()>>,
+    copying: Option<JoinHandle<()>>,
     last: LastLines,
     restarts: VecDeque<Instant>,
 }
@@ -46,9 +49,19 @@ type LastLines = Arc<Mutex<VecDeque<String>>>;
 
 /// Runs the three daemons until told to stop.
 pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
+    let log = Log::start().map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let outcome = supervise(global, options, &log).await;
+    // Written like all else here: an end that waits for somebody to read it would be none.
+    let last = outcome.as_ref().err().map(|failure| failure.shown(global.json));
+    log.finish(last);
+    Ok(outcome.unwrap_or_else(|failure| ExitCode::from(failure.status)))
+}
+
+async fn supervise(global: &Global, options: Up, log: &Log) -> Result<ExitCode, Failure> {
     let layout = places(global, &options)?;
     if let Some(named) = options.config_dir.as_ref().filter(|named| !named.is_dir()) {
         return Err(Failure::new(format!("configuration: no directory {}", named.display()))
+            .with_hint("make it, or leave --config-dir out: its files are all optional")
             .with_status(CONFIGURATION));
     }
     let policies = policy::load(&layout.policies)?;
@@ -64,13 +77,13 @@ pub async fn up(global: &Global, options: Up) -> Result<ExitCode, Failure> {
     let mut running = Vec::new();
     let outcome = tokio::select! {
         () = stop.asked() => Ok(ExitCode::SUCCESS),
-        outcome = serve(&launch, &mut running, || {
+        outcome = serve(&launch, &mut running, log, || {
             let names: Vec<&str> = policies.names().collect();
-            announce(&launch.layout, &names, port);
+            announce(log, &launch.layout, &names, port);
         }) => outcome,
     };
     for one in running.iter_mut().rev() {
-        finish(one, outcome.is_ok()).await;
+        finish(one, log, outcome.is_ok()).await;
     }
     outcome.map_err(|failure| told_again(&running, failure))
 }
@@ -82,12 +95,15 @@ fn places(global: &Global, options: &Up) -> Result<Layout, Failure> {
         std::path::absolute(&path)
             .map_err(|error| Failure::new(format!("cannot use {}: {error}", path.display())))
     };
-    Ok(Layout {
+    let layout = Layout {
         runtime: absolute(global.runtime_dir.clone().unwrap_or(user.runtime))?,
         state: absolute(options.state_dir.clone().unwrap_or(user.state))?,
         policies: absolute(options.policies.clone())?,
         config: absolute(options.config_dir.clone().unwrap_or(user.config))?,
-    })
+    };
+    let refused = |error: NotUtf8| Failure::new(error.to_string()).with_status(CONFIGURATION);
+    layout.check().map_err(refused)?;
+    Ok(layout)
 }
 
 /// Two installations cannot share their sockets; said before anything is started.
@@ -116,10 +132,11 @@ fn loopback(port: u16) -> Result<(OwnedFd, u16), Failure> {
 async fn serve(
     launch: &Launch,
     running: &mut Vec<Running>,
+    log: &Log,
     announce: impl FnOnce(),
 ) -> Result<ExitCode, Failure> {
     for daemon in ALL {
-        running.push(start(launch, daemon)?);
+        running.push(start(launch, log, daemon)?);
     }
     for one in running.iter_mut() {
         daemons::ready(one.daemon, &launch.layout, &mut one.child, None).await?;
@@ -131,18 +148,18 @@ async fn serve(
         if matches!(status.code().map(u8::try_from), Some(Ok(HOST | CONFIGURATION))) {
             return Err(daemons::ended_early(daemon, status, None));
         }
-        say(&format!("{} ended unexpectedly: {status}", daemon.name()));
+        say(log, &format!("{} ended unexpectedly: {status}", daemon.name()));
         let wait = delay(&mut running[at].restarts).ok_or_else(|| {
             let (name, seconds) = (daemon.name(), RESTARTS_WINDOW.as_secs());
             Failure::new(format!(
                 "{name} ended again after {RESTARTS_MAX} restarts within {seconds} s"
             ))
         })?;
-        say(&format!("{} is started again", daemon.name()));
+        say(log, &format!("{} is started again", daemon.name()));
         tokio::time::sleep(wait).await;
-        let again = start(launch, daemon)?;
+        let again = start(launch, log, daemon)?;
         running[at].child = again.child;
-        running[at].log = again.log;
+        running[at].copying = again.copying;
         running[at].last = again.last;
     }
 }
@@ -178,21 +195,21 @@ fn delay(restarts: &mut VecDeque<Instant>) -> Option<Duration> {
     Some(if doubled == 0 { Duration::ZERO } else { Duration::from_millis(100) * 2u32.pow(doubled) })
 }
 
-fn start(launch: &Launch, daemon: Daemon) -> Result<Running, Failure> {
+fn start(launch: &Launch, log: &Log, daemon: Daemon) -> Result<Running, Failure> {
     let mut child = launch.start(daemon, Stdio::piped())?;
     let last = LastLines::default();
-    let copy = |lines| tokio::spawn(copy_log(daemon, lines, Arc::clone(&last)));
-    let log = child.stderr.take().map(copy);
-    Ok(Running { daemon, child, log, last, restarts: VecDeque::new() })
+    let copy = |lines| tokio::spawn(copy_log(daemon, lines, Arc::clone(&last), log.clone()));
+    let copying = child.stderr.take().map(copy);
+    Ok(Running { daemon, child, copying, last, restarts: VecDeque::new() })
 }
 
-async fn copy_log(daemon: Daemon, stream: impl AsyncRead + Unpin, last: LastLines) {
+async fn copy_log(daemon: Daemon, stream: impl AsyncRead + Unpin, last: LastLines, log: Log) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).await.is_ok_and(|n| n > 0) {
         let text = String::from_utf8_lossy(&line);
         let text = printable(text.trim_end_matches('\n'));
-        term::aside(&format!("{:<8} | {text}", daemon.name()));
+        log.line(format!("{:<8} | {text}", daemon.name()));
         remember(&last, &text);
         line.clear();
     }
@@ -220,32 +237,35 @@ async fn first_end(running: &mut [Running]) -> Result<(usize, ExitStatus), Failu
 
 /// Drains one. Where `well` is false the daemons are stopped because of one of them, at a moment
 /// when others may not yet have been able to end in their own way: that is said once, by the cause.
-async fn finish(one: &mut Running, well: bool) {
+async fn finish(one: &mut Running, log: &Log, well: bool) {
     match daemons::drain(one.daemon, &mut one.child).await {
         Ok(status) if status.success() || !well => {}
-        Ok(status) => say(&format!("{} ended: {status}", one.daemon.name())),
-        Err(failure) => say(&failure.text),
+        Ok(status) => say(log, &format!("{} ended: {status}", one.daemon.name())),
+        Err(failure) => say(log, &failure.text),
     }
-    if let Some(log) = one.log.take() {
+    if let Some(copying) = one.copying.take() {
         // The pipe ends with the daemon and its children; a child that holds it open is no reason
         // to stay.
-        let _ = tokio::time::timeout(Duration::from_secs(1), log).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), copying).await;
     }
 }
 
-fn announce(layout: &Layout, policies: &[&str], port: Option<u16>) {
-    say(&format!("ready: sockets in {}", layout.runtime.display()));
-    say(&format!("environments: {}", policies.join(", ")));
+fn announce(log: &Log, layout: &Layout, policies: &[&str], port: Option<u16>) {
+    say(log, &format!("ready: sockets in {}", layout.runtime.display()));
+    say(log, &format!("environments: {}", policies.join(", ")));
     if let Some(port) = port {
-        say(&format!(
-            "API on http://127.0.0.1:{port}; `cleanhands key add NAME` makes a key for it"
-        ));
+        say(
+            log,
+            &format!(
+                "API on http://127.0.0.1:{port}; `cleanhands key add NAME` makes a key for it"
+            ),
+        );
     }
-    say("Ctrl-C drains and ends");
+    say(log, "Ctrl-C drains and ends");
 }
 
-fn say(text: &str) {
-    term::aside(&format!("{:<8} | {text}", "up"));
+fn say(log: &Log, text: &str) {
+    log.line(format!("{:<8} | {text}", "up"));
 }
 
 #[cfg(test)]

@@ -23,9 +23,13 @@ fn wrong_use_is_status_2_and_help_documents_the_statuses() {
     for bad in [&["nonsense"][..], &["exec"], &["run", "task"], &["doctor", "stray"], &[]] {
         assert_eq!(cleanhands(bad).status.code(), Some(2), "{bad:?}");
     }
-    for (args, word) in
-        [(&["--help"][..], "77"), (&["run", "--help"], "130"), (&["exec", "--help"], "125")]
-    {
+    for (args, word) in [
+        (&["--help"][..], "77"),
+        (&["run", "--help"], "130"),
+        (&["exec", "--help"], "125"),
+        (&["exec", "--help"], "tool-timeout"),
+        (&["policy", "check", "--help"], "--here"),
+    ] {
         let help = cleanhands(args);
         assert!(help.status.success() && text(&help.stdout).contains(word), "{args:?}");
     }
@@ -75,6 +79,30 @@ fn failures_are_json_when_asked_for() {
 
     let json: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(json["error"]["code"], "unavailable");
+}
+
+#[test]
+fn wrong_use_is_json_too_when_asked_for_anywhere_and_of_secret_repeats_nothing() {
+    for args in [
+        &["--json", "nonsense"][..],
+        &["doctor", "--json", "--wrong"],
+        &["exec", "--wrong", "--json", "--", "ls"],
+        &["lease", "open", "dev", "--shell", "--json"],
+        &["--json"],
+        &["secret", "--json"],
+        &["secret", "set", "s1", "SECRETARG", "--json"],
+        &["--json", "SECRETARG", "secret"],
+    ] {
+        let errors = misused(args);
+
+        let json: serde_json::Value = serde_json::from_str(&errors).expect(&errors);
+        assert_eq!(json["error"]["code"], "invalid", "{args:?}");
+        assert!(!json["error"]["text"].as_str().unwrap().is_empty(), "{errors}");
+        assert!(json["error"]["hint"].as_str().unwrap().contains("Usage:"), "{errors}");
+        assert!(!errors.contains("SECRETARG"), "{errors}");
+    }
+    let errors = misused(&["exec", "--wrong", "--", "ls", "--json"]);
+    assert!(errors.starts_with("error: "), "that --json is the command's: {errors}");
 }
 
 #[test]
@@ -167,6 +195,42 @@ fn policy_check_shows_the_place_of_a_mistake_and_accepts_a_good_file() {
     assert!(text(&second.stdout).contains("dev.toml:4:1"), "{}", text(&second.stdout));
     let report: serde_json::Value = serde_json::from_slice(&third.stdout).unwrap();
     assert_eq!((&report["ok"], &report["diagnostics"][0]["line"]), (&false.into(), &4.into()));
+}
+
+#[test]
+fn policy_check_tells_what_no_host_can_do_from_what_this_one_lacks() {
+    let dir = tempfile::tempdir().unwrap();
+    let top = dir.path().canonicalize().unwrap();
+    let check = |text: &str, more: &[&str]| {
+        std::fs::write(top.join("dev.toml"), text).unwrap();
+        private(&top.join("dev.toml"));
+        cleanhands(&[&["policy", "check", top.to_str().unwrap()], more].concat())
+    };
+    let mount = |source: &str| {
+        format!("[sandbox]\nmounts = [{{ source = \"{source}\", target = \"/x\" }}]\n")
+    };
+
+    let absent = mount("/nonexistent/models");
+    let (anywhere, here) = (check(&absent, &[]), check(&absent, &["--here"]));
+    assert_eq!((anywhere.status.code(), here.status.code()), (Some(0), Some(77)));
+    for output in [&anywhere, &here] {
+        let shown = text(&output.stdout);
+        assert!(shown.contains("dev.toml: on this host: mount at /x: /nonexistent"), "{shown}");
+    }
+    let report = check(&absent, &["--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!((&report["ok"], &report["here"][0]["environment"]), (&true.into(), &"dev".into()));
+
+    let own = check(&mount(top.to_str().unwrap()), &["--here"]);
+    assert_eq!(own.status.code(), Some(77));
+    assert!(text(&own.stdout).contains("belongs to the daemons"), "{}", text(&own.stdout));
+
+    let packages = check("[sandbox]\npackages = { pip = [\"x\"] }\n", &[]);
+    assert_eq!(packages.status.code(), Some(78));
+    let shown = text(&packages.stdout);
+    assert!(shown.contains("no sandbox: packages") && !shown.contains("good"), "{shown}");
+
+    assert_eq!(check(&mount("/usr"), &["--here"]).status.code(), Some(0));
 }
 
 fn private(path: &std::path::Path) {

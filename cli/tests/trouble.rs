@@ -1,6 +1,6 @@
 //! What an operator sees when `up` cannot start, or when nobody reads what it says.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -72,6 +72,73 @@ fn a_standard_error_that_nobody_reads_changes_nothing() {
     assert_eq!(ended(child), Some(78));
 }
 
+/// Leaves no room for a byte in a pipe.
+fn fill(write: &std::os::fd::OwnedFd) {
+    let flags = rustix::fs::fcntl_getfl(write).unwrap();
+    rustix::fs::fcntl_setfl(write, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    for size in [4096, 1] {
+        while rustix::io::write(write, &vec![b'x'; size]).is_ok() {}
+    }
+    rustix::fs::fcntl_setfl(write, flags).unwrap();
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {DEADLINE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The process that serves a socket.
+fn served_by(socket: &Path) -> Option<rustix::process::Pid> {
+    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
+    Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid)
+}
+
+#[test]
+fn a_log_that_nobody_reads_keeps_nothing_from_being_started_again_or_from_ending() {
+    let place = tempfile::tempdir().unwrap();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let mut command = up(place.path(), &[]);
+    let child = command.stderr(write.try_clone().unwrap()).spawn().unwrap();
+    let socket = place.path().join("run/harnessd.sock");
+    let mut said = std::io::BufReader::new(std::fs::File::from(read));
+    let mut line = String::new();
+    while !line.contains("Ctrl-C drains") {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended");
+    }
+    fill(&write);
+
+    let first = until("harnessd", || served_by(&socket));
+    rustix::process::kill_process(first, rustix::process::Signal::KILL).unwrap();
+    let again = until("another harnessd", || served_by(&socket).filter(|pid| *pid != first));
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&child),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
+
+    assert_eq!(ended(child), Some(0));
+    assert!(rustix::process::test_kill_process(again).is_err(), "harnessd is left");
+}
+
+#[test]
+fn a_failure_that_nobody_reads_ends_it_all_the_same() {
+    let place = tempfile::tempdir().unwrap();
+    let config = mistaken(place.path());
+    let (_read, write) = rustix::pipe::pipe().unwrap();
+    fill(&write);
+
+    let child = up(place.path(), &["--config-dir", &config]).stderr(write).spawn().unwrap();
+
+    assert_eq!(ended(child), Some(78));
+}
+
 #[test]
 fn a_named_directory_that_is_not_there_is_an_error() {
     let place = tempfile::tempdir().unwrap();
@@ -86,6 +153,36 @@ fn a_named_directory_that_is_not_there_is_an_error() {
 
         assert_eq!(output.status.code(), Some(78), "{flag}: {}", text(&output));
         assert!(text(&output).contains("nowhere"), "{flag}: {}", text(&output));
+    }
+}
+
+#[test]
+fn a_directory_whose_name_is_not_utf8_is_refused_at_the_start_by_whoever_is_given_it() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = tempfile::tempdir().unwrap();
+    let odd = place.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    std::fs::create_dir(&odd).unwrap();
+    let shown = format!("{}: its name is not UTF-8", odd.display());
+    let refused = |arguments: &[&str], flag: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_cleanhands"))
+            .args(arguments)
+            .arg(flag)
+            .arg(&odd)
+            .env("HOME", place.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(78), "{arguments:?} {flag}: {}", text(&output));
+        assert!(text(&output).contains(&shown), "{arguments:?} {flag}: {}", text(&output));
+    };
+
+    for flag in ["--policies", "--config-dir", "--state-dir", "--runtime-dir"] {
+        refused(&["up"], flag);
+    }
+    for daemon in ["proxyd", "sandboxd", "harnessd"] {
+        for flag in ["--policies-dir", "--state-dir", "--runtime-dir"] {
+            refused(&[daemon, "--check"], flag);
+        }
     }
 }
 

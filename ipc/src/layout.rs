@@ -20,7 +20,10 @@ pub struct Layout {
 
 /// A directory that the daemons cannot tell each other of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot use {}: its name is not UTF-8; rename it, or name another directory", path.display())]
+#[error(
+    "cannot use {}: its name is not UTF-8; rename it, or name another directory",
+    path.display()
+)]
 pub struct NotUtf8 {
     pub path: PathBuf,
 }

@@ -1,8 +1,8 @@
 //! `proxyd.sock`: secrets in, names and audit out (see `ipc::vault` for the calls).
 //!
-//! Who may connect is the socket's mode; beyond that, only root, this daemon's own user, the uids of
-//! the other daemons and members of the group that the socket is open to may do more than read the
-//! CA and the health.
+//! Who may connect is the socket's mode; beyond that, only root, this daemon's own user, the uids
+//! of the other daemons and members of the group that the socket is open to may do more than read
+//! the CA and the health.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -45,12 +45,17 @@ pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
         .route("/v1/secrets", get(list_secrets))
         .route("/v1/vault/rotate", post(rotate_key))
         .route("/v1/audit", get(audit_page))
+        .route("/v1/authorities", get(list_authorities))
+        .route("/v1/authorities/rotate", post(rotate_authority))
         .route("/v1/audit/verify", get(audit_verify))
         .route("/v1/heads", post(keep_head))
         .route("/v1/scrub", post(scrub_texts))
         .route("/v1/leases", get(list_leases))
         .route("/v1/reload", post(read_again))
-        .route_layer(middleware::from_fn_with_state((Arc::clone(&daemon), operators), only_trusted));
+        .route_layer(middleware::from_fn_with_state(
+            (Arc::clone(&daemon), operators),
+            only_trusted,
+        ));
     Router::new()
         .route("/v1/health", get(health))
         .route("/v1/ca.pem", get(ca))
@@ -59,9 +64,6 @@ pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
         .with_state(daemon)
 }
 
-async fn only_trusted(
-    State((daemon, operators)): State<(Arc<Daemon>, Option<u32>)>,
-    Extension(peer): Extension<Principal>,
 /// The group that the socket is open to, if it is to one and not to everybody.
 pub fn operators(socket: &UnixListener) -> Option<u32> {
     let address = socket.local_addr().ok()?;
@@ -79,6 +81,9 @@ fn is_member(peer: Principal, group: u32) -> bool {
 }
 
     request: Request,
+async fn only_trusted(
+    State((daemon, operators)): State<(Arc<Daemon>, Option<u32>)>,
+    Extension(peer): Extension<Principal>,
     next: Next,
 ) -> Response {
     if daemon.trusts(peer) || operators.is_some_and(|group| is_member(peer, group)) {

@@ -33,7 +33,7 @@ mod confine;
 mod netlink;
 mod network;
 mod nftables;
-mod root;
+pub mod root;
 mod spare;
 mod tree;
 mod trust;

@@ -31,6 +31,7 @@ pub mod workspace;
 pub mod cell;
 pub mod init;
 pub mod plan;
+pub mod preview;
 pub mod probe;
 pub mod source;
 pub mod sys;

@@ -92,13 +92,14 @@ pub fn out_of_memory(receipt: &mut Receipt, limit_bytes: u64) {
     }
 }
 
-/// A command failed, and proxyd refused something while it ran. Not every client says so.
+/// A command failed, and requests of its were refused, failed or were given up while it ran. Not
+/// every client says so.
 pub fn add_refusals(receipt: &mut Receipt, lines: &[String]) {
     if lines.is_empty() {
         return;
     }
     let list: String = lines.iter().map(|line| format!("\n- {line}")).collect();
-    let notice = format!("{}: while it ran, proxyd refused:{list}", receipt.tool);
+    let notice = format!("{}: while it ran, its requests ended so:{list}", receipt.tool);
     receipt.content.push(files::text(notice));
 }
 

@@ -146,7 +146,7 @@ async fn try_open(
         let failure = Failure::new(format!("{}: {why}", socket.display()));
         Refused::Away(failure.with_hint("`cleanhands doctor` tells how proxyd is"))
     };
-    let channel = place::connect(socket, "proxyd", super::GROUP).map_err(Refused::Away)?;
+    let channel = place::connect(socket, "proxyd").map_err(Refused::Away)?;
     let terms = ipc::lease::Terms {
         ttl_seconds: ttl.map(|ttl| ttl.as_secs().max(1)),
         token_sha256: former.map(|token| hex::encode(Sha256::digest(token.as_bytes()))),

@@ -176,7 +176,7 @@ pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Source
 
 /// An image that must first be unpacked, and what is no root at all, would give sandboxes in which
 /// nothing can run.
-fn check_root(root: &Path) -> Result<()> {
+pub fn check_root(root: &Path) -> Result<()> {
     let fail = |text: &str| Err(Error::other(format!("{}: {text}", root.display())));
     if root.join("oci-layout").exists() {
         return fail("it is an OCI layout, which this version cannot unpack: name a directory");
