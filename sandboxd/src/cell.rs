@@ -139,7 +139,7 @@ impl Cell {
     }
 
     /// Waits for the sockets that are the way out, which are the first thing made.
-    pub(crate) async fn take_egress(&mut self) -> Result<(), CellError> {
+    pub async fn take_egress(&mut self) -> Result<(), CellError> {
         let (progress, fds) = self.progress().await?;
         match progress {
             Progress::Egress { tcp_sockets } => {
@@ -153,7 +153,7 @@ impl Cell {
     }
 
     /// Waits until the first process has made everything but the workspace.
-    pub(crate) async fn make_ready(&mut self) -> Result<(), CellError> {
+    pub async fn make_ready(&mut self) -> Result<(), CellError> {
         let (progress, mut fds) = self.progress().await?;
         match progress {
             Progress::Ready { bundle, layers } => {

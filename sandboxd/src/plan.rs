@@ -36,7 +36,7 @@ pub struct SandboxPlan {
     /// The tree whose system directories are shown read-only: the host's `/`, or an image.
     pub root: PathBuf,
     pub hostname: String,
-    /// The workspace first, then what the policy names.
+    /// What the policy names. The workspace comes later, by itself: see [`workspace`].
     pub mounts: Vec<Mount>,
     /// On the host: what neither the root nor a mount of the policy's may be, hold or lie in.
     pub apart: Apart,
@@ -97,8 +97,6 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub struct PlanFacts {
     pub hostname: String,
-    /// The directory that becomes [`WORKSPACE`], if it is known yet.
-    pub workspace: Option<Mount>,
     /// `Policy::ports`, for hosts without TPROXY.
     pub ports: Vec<u16>,
 }
@@ -124,16 +122,6 @@ pub enum PlanError {
     Limits,
 }
 
-impl SandboxPlan {
-    /// What can be made before a session is known, and what makes it that session's.
-    pub fn split(&self) -> (Self, Option<Mount>) {
-        let mut shape = self.clone();
-        let at = shape.mounts.iter().position(|mount| mount.target == Path::new(WORKSPACE));
-        let workspace = at.map(|at| shape.mounts.remove(at));
-        (shape, workspace)
-    }
-}
-
 /// The directory that becomes [`WORKSPACE`], and what it must still be when it is mounted.
 pub fn workspace(path: &Path, identity: (u64, u64)) -> Mount {
     Mount {
@@ -147,9 +135,6 @@ pub fn workspace(path: &Path, identity: (u64, u64)) -> Mount {
 /// Says what a sandbox of this policy will be.
 pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, PlanError> {
     check_means(table)?;
-    if let Some(workspace) = &facts.workspace {
-        clean(&workspace.source)?;
-    }
     let mut mounts: Vec<Mount> = Vec::new();
     for wanted in &table.mounts {
         let target = clean(Path::new(&wanted.target))?;
@@ -162,7 +147,6 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
     }
     // A mount below another must come after it.
     mounts.sort_by_key(|mount| mount.target.components().count());
-    mounts.splice(0..0, facts.workspace.clone());
     let root = match &table.root {
         Root::Host => PathBuf::from("/"),
         Root::Path(path) => clean(Path::new(path))?,
@@ -288,11 +272,7 @@ mod tests {
     use super::*;
 
     fn facts() -> PlanFacts {
-        PlanFacts {
-            hostname: "sbx_abc".into(),
-            workspace: Some(workspace(Path::new("/state/ws"), (1, 2))),
-            ports: vec![443],
-        }
+        PlanFacts { hostname: "sbx_abc".into(), ports: vec![443] }
     }
 
     fn with_mount(source: &str, target: &str) -> Result<SandboxPlan, PlanError> {
@@ -303,13 +283,20 @@ mod tests {
     }
 
     #[test]
-    fn the_workspace_is_the_first_mount_and_writable() {
+    fn a_workspace_can_be_written_and_must_be_the_directory_that_was_shown() {
+        let mount = workspace(Path::new("/state/ws"), (1, 2));
+
+        assert_eq!(mount.target, Path::new(WORKSPACE));
+        assert!(!mount.read_only);
+        assert_eq!(mount.identity, Some((1, 2)));
+    }
+
+    #[test]
+    fn a_host_name_is_what_is_legal_of_the_environments() {
         let plan = plan(&SandboxTable::default(), &facts()).unwrap();
 
-        assert_eq!(plan.mounts[0].target, Path::new(WORKSPACE));
-        assert!(!plan.mounts[0].read_only);
-        assert_eq!(plan.mounts[0].identity, Some((1, 2)));
         assert_eq!(plan.hostname, "sbxabc");
+        assert_eq!(plan.mounts, []);
     }
 
     #[test]

@@ -179,11 +179,8 @@ fn cell_fault(all: &Sandboxes, error: CellError) -> Fault {
 
 /// What a sandbox of this policy will be.
 fn planned(all: &Sandboxes, policy: &Policy) -> Result<SandboxPlan, Fault> {
-    let facts = PlanFacts {
-        hostname: policy.name.clone(),
-        workspace: None,
-        ports: policy.ports().into_iter().collect(),
-    };
+    let facts =
+        PlanFacts { hostname: policy.name.clone(), ports: policy.ports().into_iter().collect() };
     let mut plan = plan::plan(&policy.sandbox, &facts)
         .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
     plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);

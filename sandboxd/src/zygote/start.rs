@@ -174,23 +174,8 @@ impl Zygote {
         }
     }
 
-    /// Makes a cell: ready to run commands when this returns. Needs a tokio runtime.
-    pub async fn make_cell(&self, plan: &SandboxPlan) -> Result<Cell, CellError> {
-        let (shape, workspace) = plan.split();
-        let mut cell = self.begin(&shape).await?;
-        in_time(async {
-            let entering = self.enter(&cell, workspace.as_ref()).await;
-            // What kept a cell from being made is a better reason than that it is gone.
-            cell.take_egress().await?;
-            cell.make_ready().await?;
-            entering?.done().await
-        })
-        .await?;
-        Ok(cell)
-    }
-
-    /// Makes a cell as far as its first process; the rest it does by itself. `shape` names no
-    /// workspace.
+    /// Makes a cell as far as its first process; the rest it does by itself. Needs a tokio
+    /// runtime.
     pub async fn begin(&self, shape: &SandboxPlan) -> Result<Cell, CellError> {
         in_time(async {
             let (make, id, ours, theirs) = self.request(shape)?;
@@ -236,7 +221,7 @@ impl Zygote {
         }
     }
 
-    /// As [`Zygote::make_cell`] up to the same point, with a blocking socket: for the probe.
+    /// As [`Zygote::begin`], with a blocking socket: for the probe.
     pub(crate) fn make_blocking(&self, plan: &SandboxPlan) -> Result<OwnedFd, CellError> {
         let (make, _id, ours, theirs) = self.request(plan)?;
         let timeout = Some(READY_TIMEOUT);

@@ -4,7 +4,7 @@ use policies::SandboxTable;
 use sandboxd::probe;
 use sandboxd::zygote::Identities;
 
-use super::support::{Place, command, program_files, run, start, within};
+use super::support::{Place, command, program_files, run, start, within, workspace};
 
 #[tokio::test]
 async fn the_file_tree_is_the_sandboxes_own() {
@@ -90,10 +90,10 @@ async fn files_in_the_workspace_belong_to_the_directorys_owner_on_the_host() {
 #[tokio::test]
 async fn a_workspace_that_was_exchanged_is_not_mounted() {
     let place = Place::new();
-    let mut plan = place.plan();
-    plan.mounts[0].identity = Some((1, 1));
+    let mut exchanged = workspace(place.workspace.path());
+    exchanged.identity = Some((1, 1));
 
-    let outcome = place.zygote.make_cell(&plan).await;
+    let outcome = place.make_with(&place.plan(), &exchanged).await;
 
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("another directory"), "{error}");
@@ -111,7 +111,7 @@ async fn mounts_of_the_policy_are_shown_as_it_says() {
     };
     let mounts = vec![mount("/data", true), mount("/workspace/inner", false)];
     let plan = place.plan_of(&SandboxTable { mounts, ..SandboxTable::default() });
-    let cell = place.zygote.make_cell(&plan).await.unwrap();
+    let cell = place.make(&plan).await.unwrap();
 
     assert_eq!(run(&cell, "cat /data/f /workspace/inner/f").await.output, "shownshown");
     assert_eq!(run(&cell, "echo x >/data/g").await.exit.code, Some(1));
@@ -134,7 +134,7 @@ async fn the_source_of_a_mount_is_judged_as_it_is_when_it_is_mounted() {
         }];
         let mut plan = place.plan_of(&SandboxTable { mounts, ..SandboxTable::default() });
         plan.apart = sandboxd::apart::Apart::new(vec![state.clone()]);
-        place.zygote.make_cell(&plan).await.err().map(|error| error.to_string())
+        place.make(&plan).await.err().map(|error| error.to_string())
     };
     std::os::unix::fs::symlink(&state, &data).unwrap();
 
@@ -167,7 +167,7 @@ async fn a_link_planted_in_the_workspace_does_not_move_a_mount() {
     }];
     let plan = place.plan_of(&SandboxTable { mounts, ..SandboxTable::default() });
 
-    let outcome = place.zygote.make_cell(&plan).await;
+    let outcome = place.make(&plan).await;
 
     assert!(outcome.is_err());
     assert!(!victim.path().join("deep").exists());
@@ -328,7 +328,7 @@ async fn a_kernel_below_the_policys_floor_is_a_refusal() {
     let place = Place::new();
     let plan = place.plan_of(&SandboxTable { landlock_floor: 99, ..SandboxTable::default() });
 
-    let error = place.zygote.make_cell(&plan).await.unwrap_err().to_string();
+    let error = place.make(&plan).await.unwrap_err().to_string();
 
     assert!(error.contains("ABI") && error.contains("99 is required"), "{error}");
 }
@@ -380,7 +380,7 @@ async fn the_root_can_be_a_directory_instead_of_the_hosts() {
     let root = policies::Root::Path(image.path().display().to_string());
     let plan = place.plan_of(&SandboxTable { root, ..SandboxTable::default() });
 
-    let cell = place.zygote.make_cell(&plan).await.unwrap();
+    let cell = place.make(&plan).await.unwrap();
     cell.trust("OURS", "").await.unwrap();
     let ran = run(&cell, "echo $(</etc/os-release); echo /bin/*; [ -e /usr/bin/env ]").await;
     let bundle = run(&cell, "echo \"$(</etc/ssl/cleanhands-bundle.pem)\"").await;
@@ -400,10 +400,10 @@ async fn what_is_no_root_is_refused_with_its_reason() {
     let root = policies::Root::Path(image.path().display().to_string());
     let plan = place.plan_of(&SandboxTable { root, ..SandboxTable::default() });
 
-    let empty = place.zygote.make_cell(&plan).await.unwrap_err();
+    let empty = place.make(&plan).await.unwrap_err();
     std::fs::create_dir(image.path().join("usr")).unwrap();
     std::fs::write(image.path().join("oci-layout"), "{}").unwrap();
-    let layout = place.zygote.make_cell(&plan).await.unwrap_err();
+    let layout = place.make(&plan).await.unwrap_err();
 
     assert!(empty.to_string().contains("none of the directories"), "{empty}");
     assert!(layout.to_string().contains("OCI layout"), "{layout}");

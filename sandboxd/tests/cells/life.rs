@@ -153,7 +153,7 @@ async fn cells_end_with_their_zygote() {
 
     within(cell.ended()).await;
     until("all are gone", || processes("sleep 86441").is_empty()).await;
-    let next = place.zygote.make_cell(&place.plan()).await;
+    let next = place.make(&place.plan()).await;
     assert!(matches!(next, Err(CellError::Zygote)), "{next:?}");
 }
 
@@ -180,7 +180,7 @@ async fn many_commands_and_cells_at_once() {
     });
     let codes = futures_util::future::join_all(runs).await;
     let plan = place.plan();
-    let cells = (0..20).map(|_| place.zygote.make_cell(&plan));
+    let cells = (0..20).map(|_| place.make(&plan));
     let cells = within(futures_util::future::try_join_all(cells)).await.unwrap();
 
     assert_eq!(codes, (0..40).map(Some).collect::<Vec<_>>());
@@ -218,7 +218,7 @@ async fn the_cpu_limit_of_one_command_holds() {
     let place = Place::new();
     let mut plan = place.plan();
     plan.limits.cpu_seconds = Some(1);
-    let cell = place.zygote.make_cell(&plan).await.unwrap();
+    let cell = place.make(&plan).await.unwrap();
     let busy = bash("while :; do :; done");
 
     let running = cell.spawn(&busy, &[]).await.unwrap();
@@ -257,7 +257,7 @@ async fn the_end_of_the_zygote_is_noticed() {
 async fn the_memory_limit_ends_the_hog_and_not_the_sandbox() {
     let place = Place::new();
     let table = policies::SandboxTable { memory_bytes: 64 << 20, ..Default::default() };
-    let cell = place.zygote.make_cell(&place.plan_of(&table)).await.unwrap();
+    let cell = place.make(&place.plan_of(&table)).await.unwrap();
 
     let hog =
         run(&cell, "head -c 300M /dev/zero | tail -c 200M >/dev/null; echo ${PIPESTATUS[1]}").await;
@@ -277,7 +277,7 @@ async fn the_memory_limit_ends_the_hog_and_not_the_sandbox() {
 async fn the_process_limit_holds_for_the_sandbox_as_a_whole() {
     let place = Place::new();
     let table = policies::SandboxTable { processes: 24, ..Default::default() };
-    let cell = place.zygote.make_cell(&place.plan_of(&table)).await.unwrap();
+    let cell = place.make(&place.plan_of(&table)).await.unwrap();
 
     let many = "for i in $(seq 60); do sleep 86461 & done 2>/dev/null; wait -n; true";
     let (_running, pipe) = start(&cell, &bash(many)).await;

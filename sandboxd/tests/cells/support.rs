@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use policies::SandboxTable;
-use sandboxd::cell::{Cell, CellCommand, ExitOf, Running};
-use sandboxd::plan::{PlanFacts, SandboxPlan, plan};
+use sandboxd::cell::{Cell, CellCommand, CellError, ExitOf, Running};
+use sandboxd::plan::{Mount, PlanFacts, SandboxPlan, plan};
 use sandboxd::zygote::{Identities, Zygote};
 
 /// Longest wait for anything: a loaded machine, not a slow program.
@@ -44,26 +44,45 @@ impl Place {
     }
 
     pub fn plan_of(&self, table: &SandboxTable) -> SandboxPlan {
-        let identity = std::fs::metadata(self.workspace.path()).unwrap();
-        let identity = (identity.dev(), identity.ino());
-        let workspace = sandboxd::plan::workspace(self.workspace.path(), identity);
-        let facts =
-            PlanFacts { hostname: "box".into(), workspace: Some(workspace), ports: vec![443] };
+        let facts = PlanFacts { hostname: "box".into(), ports: vec![443] };
         plan(table, &facts).unwrap()
     }
 
     pub async fn cell(&self) -> Cell {
-        self.zygote.make_cell(&self.plan()).await.unwrap()
+        self.make(&self.plan()).await.unwrap()
+    }
+
+    /// A cell with the workspace, ready to run commands.
+    pub async fn make(&self, plan: &SandboxPlan) -> Result<Cell, CellError> {
+        self.make_with(plan, &workspace(self.workspace.path())).await
+    }
+
+    /// What the daemon does for a session that has no half-made sandbox ready.
+    pub async fn make_with(
+        &self,
+        plan: &SandboxPlan,
+        workspace: &Mount,
+    ) -> Result<Cell, CellError> {
+        let mut cell = self.zygote.begin(plan).await?;
+        let entering = self.zygote.enter(&cell, Some(workspace)).await;
+        // What kept a cell from being made is a better reason than that it is gone.
+        within(cell.take_egress()).await?;
+        within(cell.make_ready()).await?;
+        within(entering?.done()).await?;
+        Ok(cell)
     }
 
     /// A cell with another workspace: where owners cannot be mapped, a workspace is one cell's at a
     /// time.
     pub async fn cell_elsewhere(&self) -> Cell {
-        let mut plan = self.plan();
-        plan.mounts[0].source = self.elsewhere.path().to_owned();
-        plan.mounts[0].identity = None;
-        self.zygote.make_cell(&plan).await.unwrap()
+        self.make_with(&self.plan(), &workspace(self.elsewhere.path())).await.unwrap()
     }
+}
+
+/// A directory as the workspace that it is now.
+pub fn workspace(directory: &Path) -> Mount {
+    let meta = std::fs::metadata(directory).unwrap();
+    sandboxd::plan::workspace(directory, (meta.dev(), meta.ino()))
 }
 
 /// `bash -c SCRIPT` with the plan's environment.

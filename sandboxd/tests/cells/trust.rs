@@ -64,7 +64,7 @@ async fn every_java_of_the_root_reads_a_store_with_its_own_certificates_and_prox
     let store = stores.path(&plan.root).unwrap();
     plan.key_store = Some(store.clone());
 
-    let mut cell = place.zygote.make_cell(&plan).await.unwrap();
+    let mut cell = place.make(&plan).await.unwrap();
     let bundle = cell.take_bundle();
     for ours in [OURS, OTHER] {
         stores.fill(&plan.root, bundle.as_ref(), ours).unwrap();
