@@ -45,8 +45,6 @@ pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
         .route("/v1/secrets", get(list_secrets))
         .route("/v1/vault/rotate", post(rotate_key))
         .route("/v1/audit", get(audit_page))
-        .route("/v1/authorities", get(list_authorities))
-        .route("/v1/authorities/rotate", post(rotate_authority))
         .route("/v1/audit/verify", get(audit_verify))
         .route("/v1/heads", post(keep_head))
         .route("/v1/scrub", post(scrub_texts))
