@@ -6,6 +6,7 @@
 pub mod flow;
 pub mod names;
 pub mod notes;
+pub mod places;
 pub mod serve;
 pub mod share;
 pub mod tokens;
@@ -19,19 +20,18 @@ use ipc::id::{CallId, LeaseId, SandboxId, SessionId};
 use ipc::lease::{GRACE_SECONDS, Holder, Open, Terms};
 use ipc::vault::LeaseInfo as LeaseView;
 use policies::Policy;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::Line;
 use crate::policy::Generation;
+use crate::upstream::Behalf;
 use flow::Flows;
 use names::Names;
 use notes::Notes;
+use places::Room;
 use share::{Share, Shares};
 use tokens::{Hash, Tokens};
 
-/// Leases at once. One host does not run more sandboxes than this.
-const LEASES_MAX: usize = 16 * 1024;
 /// Calls that one lease may have running at once, as its holder says.
 const CALLS_MAX: usize = 64;
 
@@ -41,18 +41,21 @@ pub struct Lease {
     pub holder: Holder,
     pub environment: String,
     pub owner: String,
-    /// Whose connections to upstreams it shares: those of the same owner and environment.
-    pub tenant: Arc<str>,
+    /// On whose behalf connections to upstreams are: it shares those of the same owner and
+    /// environment.
+    pub behalf: Arc<Behalf>,
     pub sandbox: Option<SandboxId>,
     /// Known from the beginning, or assigned once.
     session: OnceLock<SessionId>,
     pub names: Names,
     pub flows: Flows,
     pub notes: Notes,
-    /// Room for connections; more wait in the listener's backlog.
-    pub room: Arc<Semaphore>,
+    /// Room for its clients' connections.
+    pub room: Arc<Room>,
     /// Its share of requests under way.
     pub requests: Share,
+    /// Its share of connections that are told that there is no room.
+    pub refusals: Share,
     /// Its share of memory for bodies that are held back.
     pub held: Share,
     /// Cancelled when the lease ends: everything under it ends then.
@@ -79,13 +82,14 @@ impl Lease {
         let harness = open.holder == Holder::Harness && open.session.is_none();
         let ttl = terms.ttl_seconds.map(Duration::from_secs);
         let tenant = tenant(&open).into();
+        let behalf = Behalf { tenant, windows: shares.windows(), lasting: shares.lasting() };
         Self {
             expires: ttl.and_then(|ttl| Instant::now().checked_add(ttl)),
             ended: OnceLock::new(),
             listens: Mutex::default(),
             id: open.lease,
             holder: open.holder,
-            tenant,
+            behalf: Arc::new(behalf),
             environment: open.environment,
             owner: open.owner,
             sandbox: open.sandbox,
@@ -93,8 +97,9 @@ impl Lease {
             names,
             flows: Flows::default(),
             notes: Notes::default(),
-            room: Arc::new(Semaphore::new(shares.connections)),
+            room: shares.connections(harness),
             requests: shares.requests(harness),
+            refusals: shares.refusals(),
             held: shares.held(),
             end,
             calls: Mutex::new(Vec::new()),
@@ -207,8 +212,8 @@ fn tenant(open: &Open) -> String {
 pub enum EnterError {
     #[error("lease {0} is open already")]
     Open(LeaseId),
-    #[error("{LEASES_MAX} leases are open")]
-    Full,
+    #[error("{0} leases are open, and there are descriptors for no more")]
+    Full(usize),
     #[error("another lease has this token")]
     Token,
     #[error("lease {lease}: {source}")]
@@ -218,7 +223,7 @@ pub enum EnterError {
 /// All leases.
 pub struct Leases {
     dir: PathBuf,
-    shares: Shares,
+    pub shares: Shares,
     table: Mutex<Table>,
 }
 
@@ -283,8 +288,8 @@ impl Leases {
     /// Holds the id while its bindings are read, so that nobody removes them meanwhile.
     fn reserve(&self, id: &LeaseId) -> Result<(), EnterError> {
         let mut table = self.table();
-        if table.live.len() >= LEASES_MAX {
-            return Err(EnterError::Full);
+        if table.live.len() >= self.shares.leases {
+            return Err(EnterError::Full(self.shares.leases));
         }
         if table.live.contains_key(id) {
             return Err(EnterError::Open(id.clone()));

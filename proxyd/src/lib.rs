@@ -8,6 +8,7 @@ mod request;
 
 mod entry;
 mod lease;
+mod overrides;
 mod policy;
 mod reload;
 

@@ -20,6 +20,8 @@ use crate::ids;
 use crate::inject::{self, Injected, LeaseContext, Payload};
 use crate::lease::Lease;
 use crate::lease::flow::{self, Entry, Flow, Given};
+use crate::lease::places::Seat;
+use crate::overrides;
 use crate::relay::alarm::Alarm;
 use crate::relay::body::BodyIn;
 use crate::relay::exchange::{self, ExchangeError, Legs, Tally, Upgrade};
@@ -44,6 +46,8 @@ pub struct Scene {
     /// By the lease's DNS answer, the literal address, or the authority of CONNECT.
     pub host: Host,
     pub port: u16,
+    /// The client's connection's: what is under way on it is said there.
+    pub seat: Arc<Seat>,
     /// Set where the connection is already refused, and recorded: every request on it gets this.
     pub standing: Option<(RequestId, Refusal)>,
 }
@@ -230,7 +234,9 @@ fn judged_by(scene: &Scene, head: &RequestHead) -> Result<flow::Request, Refusal
         return Err(Refusal::denied(400, "request_malformed", "the request target is not ASCII"));
     };
     let (scheme, host, port) = (scene.scheme, scene.host.clone(), scene.port);
-    Ok(flow::Request { scheme, host, port, method, path, query })
+    let taken = overrides::of(head)
+        .map_err(|error| Refusal::denied(400, "request_malformed", error.to_string()))?;
+    Ok(flow::Request { scheme, host, port, method, path, query, taken })
 }
 
 /// Keeps the answer in a form that can be searched for what was injected.
@@ -316,9 +322,9 @@ async fn exchange(
     let repeatable = asked.framing == Framing::None
         && asked.upgrade.is_none()
         && matches!(&asked.head.method[..], b"GET" | b"HEAD" | b"OPTIONS");
-    let tenant = &scene.lease.tenant;
+    let behalf = &scene.lease.behalf;
     let want = if asked.upgrade.is_some() { Want::Http1Only } else { asked.want };
-    let mut link = upstreams.link(permit, scene.scheme, tenant, want, !repeatable).await?;
+    let mut link = upstreams.link(permit, scene.scheme, behalf, want, !repeatable).await?;
     outcome.line.address = Some(link.address.to_string());
     upstreams.note(&link, flow);
     let mut left = RETRIES_MAX;

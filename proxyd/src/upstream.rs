@@ -25,6 +25,7 @@ use policies::{Permit, Scheme};
 use crate::config::WayOut;
 use crate::head::RequestHead;
 use crate::lease::flow::Entry;
+use crate::lease::share::Share;
 use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
@@ -67,6 +68,22 @@ pub enum Retry {
     Http1,
 }
 
+/// On whose behalf connections are opened, and of whose shares.
+pub struct Behalf {
+    /// Owner and environment, which use each other's connections.
+    pub tenant: Arc<str>,
+    pub windows: Share,
+    pub lasting: Share,
+}
+
+impl Behalf {
+    /// What an HTTP/2 connection takes. One that has no place among those that outlast their
+    /// requests serves one request, as a part of what that has.
+    fn room(&self) -> h2::client::Room {
+        h2::client::Room { windows: self.windows.clone(), lasting: self.lasting.take(1).ok() }
+    }
+}
+
 enum Wire {
     H1(Box<h1::client::Connection>),
     H2(Seat),
@@ -77,6 +94,7 @@ pub struct Link {
     permit: Permit,
     key: Key,
     want: Want,
+    behalf: Arc<Behalf>,
     wire: Wire,
     pub address: Endpoint,
     dialer: Arc<Dialer>,
@@ -105,13 +123,13 @@ impl Upstreams {
         &self,
         permit: Permit,
         scheme: Scheme,
-        tenant: &Arc<str>,
+        behalf: &Arc<Behalf>,
         want: Want,
         fresh: bool,
     ) -> Result<Link, UpstreamError> {
         let key = Key {
             shard: crate::shards::here(),
-            tenant: Arc::clone(tenant),
+            tenant: Arc::clone(&behalf.tenant),
             way: self.dialer.ways().of(permit.host()),
             scheme,
             host: permit.host().clone(),
@@ -119,9 +137,9 @@ impl Upstreams {
             credential: permit.credential().map(|credential| credential.name.clone()),
         };
         if let Some((wire, address)) = self.kept(&key, &permit, want, fresh) {
-            return Ok(self.made(permit, key, want, wire, address, true));
+            return Ok(self.made(permit, key, want, behalf, (wire, address), true));
         }
-        self.dial(permit, key, want).await
+        self.dial(permit, key, want, behalf).await
     }
 
     fn kept(
@@ -141,12 +159,18 @@ impl Upstreams {
     }
 
     /// A connection that was not there before, or the one that somebody else is just opening.
-    async fn dial(&self, permit: Permit, key: Key, want: Want) -> Result<Link, UpstreamError> {
+    async fn dial(
+        &self,
+        permit: Permit,
+        key: Key,
+        want: Want,
+        behalf: &Arc<Behalf>,
+    ) -> Result<Link, UpstreamError> {
         let group = self.shared.group(&key);
         // HTTP/1.1 connections serve one request at a time: nobody waits for another's.
         if want != Want::Http2 || group.prefers_http1() {
-            let (wire, address) = self.open(&permit, &key, want, &group, ()).await?;
-            return Ok(self.made(permit, key, want, wire, address, false));
+            let opened = self.open(&permit, &key, want, &group, behalf, ()).await?;
+            return Ok(self.made(permit, key, want, behalf, opened, false));
         }
         let awaited = group.attempt();
         let (turn, waited) = match Arc::clone(&group.opening).try_lock_owned() {
@@ -156,20 +180,20 @@ impl Upstreams {
         let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
         if let Some(seat) = group.seat(want, allowed) {
             let address = seat.address.clone();
-            return Ok(self.made(permit, key, want, Wire::H2(seat), address, true));
+            return Ok(self.made(permit, key, want, behalf, (Wire::H2(seat), address), true));
         }
         if let Some(error) = group.failure_since(awaited).filter(|_| waited) {
             return Err(error);
         }
         if group.prefers_http1() {
             drop(turn);
-            let (wire, address) = self.open(&permit, &key, want, &group, ()).await?;
-            return Ok(self.made(permit, key, want, wire, address, false));
+            let opened = self.open(&permit, &key, want, &group, behalf, ()).await?;
+            return Ok(self.made(permit, key, want, behalf, opened, false));
         }
         let attempt = group.begin();
-        let opened = self.open(&permit, &key, want, &group, turn).await;
-        let (wire, address) = opened.inspect_err(|error| group.failed(attempt, error))?;
-        Ok(self.made(permit, key, want, wire, address, false))
+        let opened = self.open(&permit, &key, want, &group, behalf, turn).await;
+        let opened = opened.inspect_err(|error| group.failed(attempt, error))?;
+        Ok(self.made(permit, key, want, behalf, opened, false))
     }
 
     fn made(
@@ -177,11 +201,12 @@ impl Upstreams {
         permit: Permit,
         key: Key,
         want: Want,
-        wire: Wire,
-        address: Endpoint,
+        behalf: &Arc<Behalf>,
+        (wire, address): (Wire, Endpoint),
         reused: bool,
     ) -> Link {
-        Link { permit, key, want, wire, address, dialer: self.dialer(), reused }
+        let behalf = Arc::clone(behalf);
+        Link { permit, key, want, behalf, wire, address, dialer: self.dialer(), reused }
     }
 
     async fn open(
@@ -190,6 +215,7 @@ impl Upstreams {
         key: &Key,
         want: Want,
         group: &Group,
+        behalf: &Behalf,
         turn: impl Send + 'static,
     ) -> Result<(Wire, Endpoint), UpstreamError> {
         let addresses = self.dialer.addresses(permit, &key.way).await?;
@@ -226,12 +252,14 @@ impl Upstreams {
             return Ok((Wire::H1(Box::new(connection)), address));
         }
         let load = Load::default();
-        let sender =
-            h2::client::open(dialled.stream, load.clone(), turn).await.map_err(|error| {
-                let reason = h2::describe(&error);
-                UpstreamError::Send { host: key.host.to_string(), reason }
-            })?;
-        let seat = group.keep(sender, address.clone(), load, want == Want::Http1);
+        let room = behalf.room();
+        let lasts = room.lasting.is_some();
+        let opened = h2::client::open(dialled.stream, load.clone(), turn, room).await;
+        let sender = opened.map_err(|error| {
+            let reason = h2::describe(&error);
+            UpstreamError::Send { host: key.host.to_string(), reason }
+        })?;
+        let seat = group.keep(sender, address.clone(), load, want == Want::Http1, lasts);
         Ok((Wire::H2(seat), address))
     }
 
@@ -271,7 +299,7 @@ impl Upstreams {
     /// Another connection for a request that its first one did not carry out. Unless only this
     /// one stream was refused, the former connection is offered to nobody any more.
     pub async fn redial(&self, link: Link, retry: Retry) -> Result<Link, UpstreamError> {
-        let Link { permit, key, want, wire, .. } = link;
+        let Link { permit, key, want, behalf, wire, .. } = link;
         if let Wire::H2(seat) = &wire
             && retry == Retry::Elsewhere
         {
@@ -279,14 +307,15 @@ impl Upstreams {
         }
         drop(wire);
         if retry == Retry::Http1 {
-            return self.dial(permit, key, Want::Http1Only).await;
+            return self.dial(permit, key, Want::Http1Only, &behalf).await;
         }
         let allowed = |address: &Endpoint| self.dialer.check_kept(&permit, address);
         if let Some(seat) = self.shared.seat(&key, want, allowed) {
-            let (address, wire) = (seat.address.clone(), Wire::H2(seat));
-            return Ok(self.made(permit, key, want, wire, address, true));
+            let address = seat.address.clone();
+            let made = (Wire::H2(seat), address);
+            return Ok(self.made(permit, key, want, &behalf, made, true));
         }
-        self.dial(permit, key, want).await
+        self.dial(permit, key, want, &behalf).await
     }
 
     /// Takes a connection back after its request; keeps it if nothing is left on it.

@@ -7,9 +7,11 @@
 //! a sandbox's connection. A target in absolute form is one request; with `https://` proxyd makes
 //! the TLS itself, which is how harnessd calls models: the socket is as private as its directory.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -17,7 +19,7 @@ use bytes::Bytes;
 use ipc::id::RequestId;
 use ipc::peer::Principal;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::http::{self, After};
@@ -27,48 +29,65 @@ use crate::Daemon;
 use crate::audit::Line;
 use crate::head::RequestHead;
 use crate::lease::Lease;
+use crate::lease::places::{Place, Room, Seat};
+use crate::lease::share::Exhausted;
 use crate::relay::h1::framing::Framing;
 use crate::relay::h1::server::{Connection, Incoming, NextError};
 use crate::relay::responder::Responder;
-use crate::relay::stream::Stream;
+use crate::relay::stream::{Io, Stream};
 use crate::reply::form::Form;
 use crate::reply::{self, Refusal};
 use crate::request::{self, Scene};
-use crate::sys::{interfaces, process};
+use crate::shards::Portable;
+use crate::sys::interfaces;
 
-/// Connections at once; more wait in the backlog.
-const CONNECTIONS_MAX: usize = 4096;
+/// How long a client may take to the end of its first head, by which it says whose it is.
+const FIRST_HEAD: Duration = Duration::from_secs(10);
+/// How long a client is told that there is no room for its connection.
+const TURNED_AWAY: Duration = Duration::from_secs(5);
 
-/// Accepts clients until `stop`.
+/// Accepts clients until `stop`. Until its first head says which lease it is under, a connection
+/// has a place among those of its user; nobody waits behind connections that say nothing.
 pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: CancellationToken) {
-    // A fourth of the descriptors: the sandboxes' own listeners and the control sockets need some.
-    let room = CONNECTIONS_MAX.min(process::descriptors() / 4);
-    let room = Arc::new(Semaphore::new(room.max(1)));
-    // The semaphore is never closed, so waiting for room cannot fail.
-    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+    let mut rooms = Strangers::default();
+    loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        match accepted {
-            Ok((stream, _)) => {
-                let (serving, ending) = (Arc::clone(&daemon), daemon.ending.clone());
-                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
-                    ending
-                        .run_until_cancelled(connection(
-                            serving,
-                            Stream::new(stream),
-                            Known::Nothing,
-                        ))
-                        .await;
-                    drop(permit);
-                });
-            }
+        let (stream, uid) = match accepted.and_then(|(stream, _)| {
+            let uid = Principal::of(&stream)?.uid;
+            Ok((stream, uid))
+        }) {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept on the egress socket");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
             }
+        };
+        let room = rooms.of(uid, &daemon);
+        // All that hold a place are closed sooner or later; whoever finds none is closed now.
+        let Ok(place) = room.place(&daemon.ending, false).await else { continue };
+        let serving = Arc::clone(&daemon);
+        daemon.shards.serve(&daemon.tasks, stream, move |stream| {
+            connection(serving, Stream::new(stream), Known::Nothing, place)
+        });
+    }
+}
+
+/// Rooms for the clients that have not said yet whose they are, one for each user.
+#[derive(Default)]
+struct Strangers(HashMap<u32, Arc<Room>>);
+
+impl Strangers {
+    fn of(&mut self, uid: u32, daemon: &Daemon) -> Arc<Room> {
+        if !self.0.contains_key(&uid) {
+            // Those of users who have none here are made anew when they come again.
+            self.0.retain(|_, room| Arc::strong_count(room) > 1);
         }
+        let made = || daemon.leases.shares.strangers();
+        Arc::clone(self.0.entry(uid).or_insert_with(made))
     }
 }
 
@@ -148,40 +167,76 @@ enum Known {
 
 /// Accepts clients of one lease until it ends.
 pub async fn serve_lease(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: Listener) {
-    // The semaphore is never closed, so waiting for room cannot fail.
-    while let Ok(room) = Arc::clone(&lease.room).acquire_owned().await {
-        let (serving, end) = (Arc::clone(&daemon), lease.end.clone());
-        match listener.accept(&lease).await {
-            Ok((Socket::Tcp(stream), known)) => {
-                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
-                    end.run_until_cancelled(connection(serving, Stream::new(stream), known)).await;
-                    drop(room);
-                });
-            }
-            Ok((Socket::Unix(stream), known)) => {
-                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
-                    end.run_until_cancelled(connection(serving, Stream::new(stream), known)).await;
-                    drop(room);
-                });
-            }
+    loop {
+        let (socket, known) = match listener.accept(&lease).await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(lease = %lease.id, %error, "cannot accept a client");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
             }
+        };
+        let place = lease.room.place(&lease.end, true).await;
+        match socket {
+            Socket::Tcp(stream) => begin(&daemon, &lease, stream, known, place),
+            Socket::Unix(stream) => begin(&daemon, &lease, stream, known, place),
         }
     }
 }
 
-async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known) {
+/// Serves a client that has a place, and tells one that has none, where there is room for that.
+fn begin<S: Portable + Io>(
+    daemon: &Arc<Daemon>,
+    lease: &Arc<Lease>,
+    stream: S,
+    known: Known,
+    place: Result<Place, Exhausted>,
+) {
+    let (serving, lease) = (Arc::clone(daemon), Arc::clone(lease));
+    match place {
+        Ok(place) => daemon.shards.serve(&daemon.tasks, stream, move |stream| {
+            connection(serving, Stream::new(stream), known, place)
+        }),
+        Err(error) => {
+            let Ok(room) = lease.refusals.take(1) else { return };
+            daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+                let mut connection = Connection::new(Stream::new(stream));
+                let telling = async {
+                    if connection.next().await.is_ok() {
+                        let refusal = error.into();
+                        refuse_known(&serving, &lease, &mut connection, &refusal).await;
+                    }
+                    connection.close().await;
+                };
+                // Whoever does not listen to the end is cut off.
+                let _ = timeout(TURNED_AWAY, telling).await;
+                drop(room);
+            });
+        }
+    }
+}
+
+/// A client's connection. What holds its place may have it go while nothing is under way.
+async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known, mut place: Place) {
     let mut connection = Connection::new(stream);
+    let mut first = true;
     loop {
-        let incoming = match connection.next().await {
+        let end = place.seat().end.clone();
+        let next = end.run_until_cancelled(async {
+            match first {
+                true => timeout(FIRST_HEAD, connection.next()).await.ok(),
+                false => Some(connection.next().await),
+            }
+        });
+        let Some(Some(next)) = next.await else { return };
+        let incoming = match next {
             Ok(incoming) => incoming,
             Err(error) => {
                 refuse_head(&daemon, &known, &mut connection, &error).await;
                 return connection.close().await;
             }
         };
+        first = false;
         let lease = match lease(&daemon, &known, incoming.proxy_authorization.as_ref()) {
             Ok(lease) => lease,
             Err(refusal) => {
@@ -189,13 +244,25 @@ async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known) {
                 return connection.close().await;
             }
         };
-        let end = lease.end.clone();
+        if !place.is_in(&lease.room) {
+            // From here on the connection is that lease's.
+            place = match lease.room.place(&lease.end, false).await {
+                Ok(place) => place,
+                Err(error) => {
+                    refuse_known(&daemon, &lease, &mut connection, &error.into()).await;
+                    return connection.close().await;
+                }
+            };
+        }
+        let seat = Arc::clone(place.seat());
+        let end = seat.end.clone();
         if incoming.raw.method == "CONNECT" {
-            let tunnelling = Box::pin(connect(daemon, lease, connection, incoming));
+            let tunnelling = Box::pin(connect(daemon, lease, connection, incoming, seat));
             end.run_until_cancelled(tunnelling).await;
             return;
         }
-        let passing = Box::pin(forward(&daemon, lease, &mut connection, incoming));
+        let Some(_working) = seat.works() else { return };
+        let passing = Box::pin(forward(&daemon, lease, &mut connection, incoming, &seat));
         match end.run_until_cancelled(passing).await {
             Some(After::Next) => {}
             Some(After::Close) => return connection.close().await,
@@ -254,6 +321,7 @@ async fn connect(
     lease: Arc<Lease>,
     mut connection: Connection,
     incoming: Incoming,
+    seat: Arc<Seat>,
 ) {
     let text = String::from_utf8_lossy(&incoming.raw.target).into_owned();
     let Some((host, Some(port))) = authority::parse(&text) else {
@@ -269,7 +337,7 @@ async fn connect(
         return connection.close().await;
     }
     let Ok(stream) = connection.tunnel().await else { return };
-    let target = Target { daemon, lease, host, port };
+    let target = Target { daemon, lease, host, port, seat };
     transparent::enter(target, transparent::Incoming::Tunnel(stream)).await;
 }
 
@@ -279,8 +347,9 @@ async fn forward(
     lease: Arc<Lease>,
     connection: &mut Connection,
     incoming: Incoming,
+    seat: &Arc<Seat>,
 ) -> After {
-    match locate(daemon, Arc::clone(&lease), &incoming) {
+    match locate(daemon, Arc::clone(&lease), &incoming, seat) {
         Ok((scene, head)) => http::pass(&scene, connection, incoming, head).await,
         Err(refusal) => {
             refuse_known(daemon, &lease, connection, &refusal).await;
@@ -293,6 +362,7 @@ fn locate(
     daemon: &Arc<Daemon>,
     lease: Arc<Lease>,
     incoming: &Incoming,
+    seat: &Arc<Seat>,
 ) -> Result<(Scene, RequestHead), Refusal> {
     let malformed = |reason: &str| Refusal::denied(400, "request_malformed", reason);
     let raw = &incoming.raw;
@@ -307,6 +377,7 @@ fn locate(
         scheme: absolute.scheme,
         host,
         port: port.unwrap_or_else(|| authority::default_port(absolute.scheme)),
+        seat: Arc::clone(seat),
         standing: None,
     };
     let head = RequestHead {

@@ -35,6 +35,8 @@ pub async fn serve_h1(scene: &Scene, stream: Stream) {
                 break;
             }
         };
+        // One that has to make room takes nothing more: its client sends the request elsewhere.
+        let Some(_working) = scene.seat.works() else { return };
         match one(scene, &mut connection, incoming).await {
             After::Next => {}
             After::Close => break,
@@ -183,9 +185,12 @@ fn head_line(scene: &Scene, id: &RequestId) -> Line {
 
 /// Serves HTTP/2 until the connection ends.
 pub async fn serve_h2(scene: &Scene, stream: Stream) {
-    let served = h2::server::serve(stream, scene.scheme, |incoming| {
+    let served = h2::server::serve(stream, scene.scheme, &scene.lease.behalf.windows, |incoming| {
         let scene = scene.clone();
+        let working = scene.seat.works();
         async move {
+            // Told to go before this request came: the connection ends, and nothing was done.
+            let Some(_working) = working else { return };
             let asked = Asked {
                 head: incoming.head,
                 framing: incoming.framing,

@@ -4,6 +4,7 @@
 pub mod authority;
 pub mod explicit;
 pub mod http;
+mod ports;
 pub mod transparent;
 
 use std::time::Duration;

@@ -12,17 +12,20 @@ use policies::{ConnectDecision, Host, Permit, Scheme};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use super::ports::{self, First};
 use super::{ACCEPT_PAUSE, authority, http};
 use crate::audit::Line;
 use crate::lease::Lease;
 use crate::lease::flow::{Flow, Given};
 use crate::lease::names::Destination;
+use crate::lease::places::Seat;
+use crate::lease::share::Exhausted;
 use crate::relay::exchange::Tally;
 use crate::relay::stream::Stream;
 use crate::relay::tunnel::{self, TunnelError};
 use crate::reply::Refusal;
 use crate::request::{self, Outcome, Scene};
-use crate::sys::interfaces;
+use crate::sys::interfaces::{self, reset_on_close};
 use crate::tls::hello;
 use crate::tls::intercept::{self, InterceptError, Intercepted};
 use crate::upstream::dial::RawStream;
@@ -31,12 +34,14 @@ use crate::{Daemon, dns};
 const DNS_PORT: u16 = 53;
 /// How long a client may take to say what it speaks, where that matters.
 const FIRST_BYTE: Duration = Duration::from_secs(10);
-/// The same on a connection that is refused anyway: long enough for any client that speaks first.
+/// The same on a connection that is refused anyway, where its port says that it is for HTTP or TLS:
+/// long enough for any client that speaks first.
 const FIRST_BYTE_REFUSED: Duration = Duration::from_secs(3);
+/// The same at every other port: whoever waits for the server's first word waits no longer.
+const FIRST_BYTE_UNKNOWN: Duration = Duration::from_secs(1);
 
-/// Ports of protocols in which the server speaks first: their clients would wait for a word until
-/// the connection ends. FTP, SSH, telnet, SMTP, POP3, NNTP, IMAP, submission, MySQL, VNC, IRC.
-const SERVER_FIRST: [u16; 11] = [21, 22, 23, 25, 110, 119, 143, 587, 3306, 5900, 6667];
+/// How long a client is told that there is no room for its connection.
+const TURNED_AWAY: Duration = Duration::from_secs(5);
 
 /// What to do about a client that does not trust proxyd.
 const UNTRUSTED_HINT: &str = "have it use the bundle that SSL_CERT_FILE names, or list the host in \
@@ -57,17 +62,21 @@ pub fn listener(socket: OwnedFd) -> std::io::Result<TcpListener> {
 
 /// Accepts connections until the lease ends.
 pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener) {
-    // The semaphore is never closed, so waiting for room cannot fail.
-    while let Ok(room) = Arc::clone(&lease.room).acquire_owned().await {
+    loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let end = lease.end.clone();
+                let place = lease.room.place(&lease.end, true).await;
                 let (serving, lease) = (Arc::clone(&daemon), Arc::clone(&lease));
-                daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
-                    let connection = Box::pin(connection(serving, lease, stream));
-                    end.run_until_cancelled(connection).await;
-                    drop(room);
-                });
+                match place {
+                    Ok(place) => {
+                        daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+                            let seat = Arc::clone(place.seat());
+                            let connection = connection(serving, lease, stream, seat, None);
+                            place.seat().end.run_until_cancelled(Box::pin(connection)).await;
+                        });
+                    }
+                    Err(error) => turn_away(serving, lease, stream, error),
+                }
             }
             Err(error) => {
                 tracing::warn!(lease = %lease.id, %error, "cannot accept a connection");
@@ -77,11 +86,34 @@ pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener
     }
 }
 
-async fn connection(daemon: Arc<Daemon>, lease: Arc<Lease>, stream: TcpStream) {
+/// Tells a client that there is no room for its connection, where there is room for that.
+fn turn_away(daemon: Arc<Daemon>, lease: Arc<Lease>, stream: TcpStream, error: Exhausted) {
+    let room = lease.refusals.take(1).ok();
+    let serving = Arc::clone(&daemon);
+    daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
+        if room.is_none() {
+            reset_on_close(&stream);
+        }
+        let patience = if room.is_some() { TURNED_AWAY } else { Duration::ZERO };
+        let seat = Arc::new(Seat::new(lease.end.child_token()));
+        let telling = connection(serving, lease, stream, seat, Some(error.into()));
+        // Whoever does not listen to the end is cut off.
+        let _ = timeout(patience, Box::pin(telling)).await;
+        drop(room);
+    });
+}
+
+async fn connection(
+    daemon: Arc<Daemon>,
+    lease: Arc<Lease>,
+    stream: TcpStream,
+    seat: Arc<Seat>,
+    refusal: Option<Refusal>,
+) {
     let Ok(wanted) = stream.local_addr() else { return };
     // Relayed pieces are whole messages already; a socket without the option still works.
     let _ = stream.set_nodelay(true);
-    if wanted.port() == DNS_PORT {
+    if wanted.port() == DNS_PORT && refusal.is_none() {
         if let Err(error) = dns::serve::tcp(&daemon, &lease, Stream::new(stream)).await {
             tracing::debug!(lease = %lease.id, %error, "lookup broke off");
         }
@@ -89,18 +121,21 @@ async fn connection(daemon: Arc<Daemon>, lease: Arc<Lease>, stream: TcpStream) {
     }
     let target = match lease.names.destination(wanted.ip()) {
         Destination::Named(host) | Destination::Literal(host) => {
-            Target { daemon, lease, host, port: wanted.port() }
+            Target { daemon, lease, host, port: wanted.port(), seat }
         }
         Destination::Unbound => {
             let host = Host::from_ip(wanted.ip());
-            let target = Target { daemon, lease, host, port: wanted.port() };
+            let target = Target { daemon, lease, host, port: wanted.port(), seat };
             let reason = "this address stands for no name: look the name up again";
             let refusal = Refusal::denied(403, "address_unbound", reason);
             target.record(&RequestId::random(), &refusal).await;
             return reset(stream);
         }
     };
-    enter(target, Incoming::Tcp(stream)).await;
+    match refusal {
+        None => enter(target, Incoming::Tcp(stream)).await,
+        Some(refusal) => deny(&target, Incoming::Tcp(stream), refusal).await,
+    }
 }
 
 /// A connection before anything of it was read.
@@ -151,7 +186,7 @@ impl Incoming {
 
 /// Ends a connection so that its client sees at once that it was refused.
 fn reset(stream: TcpStream) {
-    interfaces::reset_on_close(&stream);
+    reset_on_close(&stream);
 }
 
 /// Whom a connection is for.
@@ -160,6 +195,7 @@ pub struct Target {
     pub lease: Arc<Lease>,
     pub host: Host,
     pub port: u16,
+    pub seat: Arc<Seat>,
 }
 
 impl Target {
@@ -185,6 +221,7 @@ impl Target {
             scheme,
             host: self.host.clone(),
             port: self.port,
+            seat: Arc::clone(&self.seat),
             standing,
         }
     }
@@ -213,10 +250,12 @@ async fn deny(target: &Target, incoming: Incoming, refusal: Refusal) {
 
 /// Tells a client why its connection leads nowhere, where its protocol has room for words.
 async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal: Refusal) {
-    if SERVER_FIRST.contains(&target.port) {
-        return incoming.reset();
-    }
-    match incoming.first_byte(FIRST_BYTE_REFUSED).await {
+    let patience = match ports::who_speaks_first(target.port) {
+        First::Server => return incoming.reset(),
+        First::Client => FIRST_BYTE_REFUSED,
+        First::Unknown => FIRST_BYTE_UNKNOWN,
+    };
+    match incoming.first_byte(patience).await {
         Some(hello::FIRST_BYTE) => {
             // Recorded already; a client that does not trust us learns nothing more.
             if let Ok(accepted) =
@@ -334,6 +373,8 @@ async fn refuse_name(target: &Target, named: &Host) -> (RequestId, Refusal) {
 
 /// Passes bytes both ways where no rule needs to see them.
 async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, generation: u64) {
+    // One that has to make room just now goes.
+    let Some(_working) = target.seat.works() else { return };
     let id = RequestId::random();
     let mut line = target.line(&id, "tunnel");
     line.rule = Some(permit.rule().to_owned());

@@ -4,8 +4,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use policies::{ConnectDecision, Decision, Denial, EgressRequest, Host, Permit, Policy, Scheme};
+use policies::{
+    ConnectDecision, Decision, Denial, DenialCode, EgressRequest, Host, Permit, Policy, Scheme,
+};
 use tokio_util::sync::CancellationToken;
+
+use crate::overrides::Taken;
 
 /// One thing under way.
 pub enum Flow {
@@ -21,19 +25,51 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub query: Option<String>,
+    /// What else it may be taken for: it has to be allowed all of that.
+    pub taken: Vec<Taken>,
 }
 
 impl Request {
     /// What the policy says about it.
     pub fn judge(&self, policy: &Policy) -> Result<Permit, Denial> {
-        let request = EgressRequest {
-            scheme: self.scheme,
-            host: &self.host,
-            port: self.port,
-            method: &self.method,
-            path: &self.path,
-            query: self.query.as_deref(),
-        };
+        let permit = self.judge_as(policy, &self.method, &self.path, self.query.as_deref())?;
+        for taken in &self.taken {
+            self.judge_taken(policy, taken, &permit)?;
+        }
+        Ok(permit)
+    }
+
+    /// The credential of one rule must not do what only another rule allows, with its own.
+    fn judge_taken(&self, policy: &Policy, taken: &Taken, own: &Permit) -> Result<(), Denial> {
+        let Taken { by, method, path, query } = taken;
+        let credential = |permit: &Permit| permit.credential().map(|own| own.name.clone());
+        match self.judge_as(policy, method, path, query.as_deref()) {
+            Ok(permit) if credential(&permit) == credential(own) => Ok(()),
+            Ok(permit) => {
+                let (rule, own) = (permit.rule().to_owned(), own.rule());
+                let reason = format!(
+                    "{by} asks for {method} {path}, which {rule} allows with another credential \
+                     than {own}"
+                );
+                let hint = Some("ask for it by the request line alone".to_owned());
+                Err(Denial { code: DenialCode::MethodNotListed, rule: Some(rule), reason, hint })
+            }
+            Err(denial) => {
+                let reason = format!("{by} asks for {method} {path}: {}", denial.reason);
+                Err(Denial { reason, ..denial })
+            }
+        }
+    }
+
+    fn judge_as(
+        &self,
+        policy: &Policy,
+        method: &str,
+        path: &str,
+        query: Option<&str>,
+    ) -> Result<Permit, Denial> {
+        let (scheme, host, port) = (self.scheme, &self.host, self.port);
+        let request = EgressRequest { scheme, host, port, method, path, query };
         match policy.decide(&request) {
             Decision::Allowed(permit) => Ok(permit),
             Decision::Denied(denial) => Err(denial),
@@ -206,7 +242,51 @@ mod tests {
             method: "GET".to_owned(),
             path: "/".to_owned(),
             query: None,
+            taken: Vec::new(),
         })
+    }
+
+    #[test]
+    fn a_request_is_judged_as_everything_that_it_may_be_taken_for() {
+        let policy = policy(
+            r#"
+            [[egress.allow]]
+            hosts = ["a.test"]
+            methods = ["POST"]
+            paths = ["/a/**"]
+            [[egress.allow]]
+            hosts = ["a.test"]
+            methods = ["PUT"]
+            credential = "one"
+            [credentials.one]
+            secret = "local:one"
+            inject = { bearer = true }
+            hosts = ["a.test"]
+        "#,
+        );
+        let judge = |taken: &[(&str, &str)]| {
+            let Flow::Request(mut request) = request() else { unreachable!() };
+            request.method = "POST".to_owned();
+            request.path = "/a/b".to_owned();
+            let taken = taken.iter().map(|(method, path)| Taken {
+                by: "X-By".to_owned(),
+                method: (*method).to_owned(),
+                path: (*path).to_owned(),
+                query: None,
+            });
+            request.taken = taken.collect();
+            request.judge(&policy).map(|permit| permit.rule().to_owned())
+        };
+
+        assert_eq!(judge(&[("POST", "/a/c")]).unwrap(), "egress.allow[0]");
+        let refused = judge(&[("POST", "/a/c"), ("DELETE", "/a/b")]).unwrap_err();
+        assert_eq!(refused.code, DenialCode::MethodNotListed);
+        assert!(refused.reason.starts_with("X-By asks for DELETE /a/b: "), "{}", refused.reason);
+        assert_eq!(judge(&[("POST", "/b")]).unwrap_err().code, DenialCode::PathNotListed);
+        assert_eq!(judge(&[("CONNECT", "/a")]).unwrap_err().code, DenialCode::MethodForbidden);
+        // Allowed as well, but with another credential than the one that would go along.
+        let refused = judge(&[("PUT", "/a/b")]).unwrap_err();
+        assert!(refused.reason.contains("another credential"), "{}", refused.reason);
     }
 
     #[test]

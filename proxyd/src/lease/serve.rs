@@ -330,7 +330,7 @@ async fn enter_patiently(
             Err(error) => {
                 let code = match &error {
                     EnterError::Open(_) | EnterError::Token => Code::Conflict,
-                    EnterError::Full => Code::Busy,
+                    EnterError::Full(_) => Code::Busy,
                     EnterError::Names {
                         source: super::names::OpenError::Foreign { .. }, ..
                     } => Code::Denied,

@@ -3,40 +3,67 @@
 //!
 //! Nobody waits for a part: whoever asks for more than there is gets an answer that says so. A
 //! queue would fill with the requests of the one who asks for too much, and hold descriptors too.
+//!
+//! Of descriptors a few are each lease's own, so that the first connections and requests of one
+//! that has just come are served whatever all others do. The rest is common, and nobody may have
+//! more of it than is then left: one alone gets a half, two a third each, and so on.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
+use super::places::{Places, REST, Room};
 use crate::sys::process;
 
-/// Requests that one lease has under way, where the process may have many descriptors.
+/// Requests that one lease has under way, and connections that it has, where the process may have
+/// many descriptors.
 const REQUESTS_MAX: usize = 1024;
+/// Leases at once, where the process may have many descriptors. One host does not run more
+/// sandboxes than this.
+const LEASES_MAX: usize = 16 * 1024;
+/// Connections, and requests, that every lease can have whatever all others do.
+const FIRST: usize = 4;
+/// How long a client that has not said whose it is is left alone while others wait for its place.
+const SILENCE: Duration = Duration::from_millis(250);
 /// Bytes of bodies held back: of one lease, and of all.
 const HELD_BYTES_MAX: usize = 32 << 20;
 const HELD_BYTES_ALL_MAX: usize = 256 << 20;
+/// Bytes that peers of HTTP/2 may send before they are read: of one lease, and of all.
+const WINDOW_BYTES_MAX: usize = 32 << 20;
+const WINDOW_BYTES_ALL_MAX: usize = 256 << 20;
 
 /// Why there is no part left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exhausted {
     #[error("one sandbox or lease may have {max} {what} at once, and this one has no more left")]
     Own { what: &'static str, max: usize },
-    #[error("all sandboxes and leases together may have {max} {what} at once, and none are left")]
+    #[error(
+        "all sandboxes and leases share {max} {what} beyond the first few of each, and this one \
+         may have no more of what is left"
+    )]
     All { what: &'static str, max: usize },
 }
 
-struct Counter {
-    max: usize,
+/// What all have in common of one thing.
+pub struct Common {
+    pub max: usize,
     used: AtomicUsize,
+    /// Whether nobody may have more of it than is then left for others.
+    fair: bool,
 }
 
-impl Counter {
-    fn new(max: usize) -> Self {
-        Self { max, used: AtomicUsize::new(0) }
+impl Common {
+    pub fn new(max: usize, fair: bool) -> Arc<Self> {
+        Arc::new(Self { max, used: AtomicUsize::new(0), fair })
     }
 
-    fn take(&self, amount: usize) -> bool {
-        let more = |used: usize| used.checked_add(amount).filter(|used| *used <= self.max);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    /// Takes `more` for somebody who has `all` of it then.
+    fn take(&self, more: usize, all: usize) -> bool {
+        let taken = |used: usize| {
+            let left = self.max.checked_sub(used)?;
+            (more <= left && (!self.fair || all <= left)).then(|| used + more)
+        };
+        more == 0 || self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
     }
 
     fn give_back(&self, amount: usize) {
@@ -48,13 +75,17 @@ impl Counter {
 #[derive(Clone)]
 pub struct Share {
     what: &'static str,
-    own: Arc<Counter>,
-    all: Arc<Counter>,
+    max: usize,
+    /// As much of it is nobody else's.
+    first: usize,
+    used: Arc<Mutex<usize>>,
+    common: Arc<Common>,
 }
 
 impl Share {
-    fn new(what: &'static str, max: usize, all: &Arc<Counter>) -> Self {
-        Self { what, own: Arc::new(Counter::new(max)), all: Arc::clone(all) }
+    pub fn new(what: &'static str, max: usize, first: usize, common: &Arc<Common>) -> Self {
+        let common = Arc::clone(common);
+        Self { what, max, first: first.min(max), used: Arc::default(), common }
     }
 
     /// Takes a part, until what comes out is dropped.
@@ -62,6 +93,37 @@ impl Share {
         let mut taken = Taken { share: self.clone(), amount: 0 };
         taken.grow_to(amount)?;
         Ok(taken)
+    }
+
+    /// How much it has of what is common.
+    pub fn beyond(&self) -> usize {
+        self.used().saturating_sub(self.first)
+    }
+
+    fn used(&self) -> MutexGuard<'_, usize> {
+        self.used.lock().expect("no holder of this lock panics")
+    }
+
+    fn grow(&self, more: usize) -> Result<(), Exhausted> {
+        let Self { what, max, first, common, .. } = self;
+        let mut used = self.used();
+        let Some(all) = used.checked_add(more).filter(|all| all <= max) else {
+            return Err(Exhausted::Own { what, max: *max });
+        };
+        let (had, has) = (used.saturating_sub(*first), all.saturating_sub(*first));
+        if !common.take(has - had, has) {
+            return Err(Exhausted::All { what, max: common.max });
+        }
+        *used = all;
+        Ok(())
+    }
+
+    fn give_back(&self, amount: usize) {
+        let mut used = self.used();
+        let left = *used - amount;
+        let (had, has) = (used.saturating_sub(self.first), left.saturating_sub(self.first));
+        self.common.give_back(had - has);
+        *used = left;
     }
 }
 
@@ -74,15 +136,8 @@ pub struct Taken {
 impl Taken {
     /// Takes what is missing to `amount`.
     pub fn grow_to(&mut self, amount: usize) -> Result<(), Exhausted> {
-        let Share { what, own, all } = &self.share;
         let more = amount.saturating_sub(self.amount);
-        if !own.take(more) {
-            return Err(Exhausted::Own { what, max: own.max });
-        }
-        if !all.take(more) {
-            own.give_back(more);
-            return Err(Exhausted::All { what, max: all.max });
-        }
+        self.share.grow(more)?;
         self.amount += more;
         Ok(())
     }
@@ -90,18 +145,28 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.share.own.give_back(self.amount);
-        self.share.all.give_back(self.amount);
+        self.share.give_back(self.amount);
     }
 }
 
 /// What all leases have together, and how much of it each may have.
+///
+/// All descriptors are spoken for, in sixteenths: five for clients' connections, five for requests
+/// under way, one for idle connections to upstreams, one for HTTP/2 connections to them that are
+/// kept, two for leases (each has up to three sockets), a half for clients that have not said yet
+/// whose they are, a quarter for those who are told that there is no room. What is left is for the
+/// control sockets, the audit, the vault and lookups.
 pub struct Shares {
-    /// Connections of one lease.
-    pub connections: usize,
-    requests: usize,
-    requests_all: Arc<Counter>,
-    held_all: Arc<Counter>,
+    /// Leases at once.
+    pub leases: usize,
+    part: usize,
+    connections: Arc<Places>,
+    strangers: Arc<Places>,
+    requests: Arc<Common>,
+    refusals: Arc<Common>,
+    lasting: Arc<Common>,
+    held: Arc<Common>,
+    windows: Arc<Common>,
 }
 
 impl Shares {
@@ -111,28 +176,69 @@ impl Shares {
     }
 
     /// A lease has an eighth at most, half of it for its connections and half for those to
-    /// upstreams; harnessd's own has more ([`Shares::requests`]). All requests together leave more
-    /// than half: for clients' connections, the control sockets, the audit and lookups.
+    /// upstreams; harnessd's own has more ([`Shares::requests`]). What is set aside for the first
+    /// few of every lease is nobody else's.
     fn of(descriptors: usize) -> Self {
-        let part = (descriptors / 16).clamp(1, REQUESTS_MAX);
+        let of = |parts: usize, whole: usize| (descriptors / whole * parts).max(1);
+        let leases = of(1, 32).min(LEASES_MAX);
+        let common = of(5, 16).saturating_sub(leases * FIRST).max(1);
         Self {
-            connections: part,
-            requests: part,
-            requests_all: Arc::new(Counter::new((descriptors / 8 * 3).max(1))),
-            held_all: Arc::new(Counter::new(HELD_BYTES_ALL_MAX)),
+            leases,
+            part: of(1, 16).min(REQUESTS_MAX),
+            connections: Places::new(Common::new(common, true), REST),
+            // All of them rest, so whoever comes makes the one go that has said nothing for longest.
+            strangers: Places::new(Common::new(of(1, 32), false), SILENCE),
+            requests: Common::new(common, true),
+            refusals: Common::new(of(1, 64), true),
+            lasting: Common::new(of(1, 16), true),
+            held: Common::new(HELD_BYTES_ALL_MAX, false),
+            windows: Common::new(WINDOW_BYTES_ALL_MAX, false),
         }
+    }
+
+    fn parts(&self, harness: bool) -> usize {
+        if harness { 4 * self.part } else { self.part }
+    }
+
+    /// Room for a new lease's connections.
+    pub fn connections(&self, harness: bool) -> Arc<Room> {
+        let common = self.connections.common();
+        let share = Share::new("connections", self.parts(harness), FIRST, common);
+        Room::new(share, &self.connections)
+    }
+
+    /// Room for the connections of somebody who has not said yet which lease they are under.
+    pub fn strangers(&self) -> Arc<Room> {
+        let common = self.strangers.common();
+        let what = "connections without a token";
+        Room::new(Share::new(what, common.max, 0, common), &self.strangers)
     }
 
     /// A new lease's share of requests under way: each may need an upstream connection of its own.
     /// harnessd's own lease carries what all sessions ask of models: it has the share of several.
     pub fn requests(&self, harness: bool) -> Share {
-        let max = if harness { 4 * self.requests } else { self.requests };
-        Share::new("requests and tunnels under way", max, &self.requests_all)
+        let max = self.parts(harness);
+        Share::new("requests and tunnels under way", max, FIRST, &self.requests)
+    }
+
+    /// A new lease's share of connections that are told that there is no room.
+    pub fn refusals(&self) -> Share {
+        Share::new("connections to be refused", self.refusals.max, 0, &self.refusals)
+    }
+
+    /// A new lease's share of HTTP/2 connections to upstreams that outlast their requests.
+    pub fn lasting(&self) -> Share {
+        Share::new("kept connections", self.part, 0, &self.lasting)
     }
 
     /// A new lease's share of memory for bodies that are held back.
     pub fn held(&self) -> Share {
-        Share::new("bytes of request bodies held back", HELD_BYTES_MAX, &self.held_all)
+        Share::new("bytes of request bodies held back", HELD_BYTES_MAX, 0, &self.held)
+    }
+
+    /// A new lease's share of memory for what peers of HTTP/2 send ahead.
+    pub fn windows(&self) -> Share {
+        Share::new("bytes of HTTP/2 windows", WINDOW_BYTES_MAX, 0, &self.windows)
     }
 }
 
@@ -140,28 +246,57 @@ impl Shares {
 mod tests {
     use super::*;
 
-    #[test]
-    fn one_lease_runs_out_alone_and_what_is_dropped_can_be_taken_again() {
-        let shares = Shares::of(64);
-        let (greedy, other) = (shares.requests(false), shares.requests(false));
-        let mut taken: Vec<_> = (0..4).map(|_| greedy.take(1).unwrap()).collect();
-
-        assert!(matches!(greedy.take(1), Err(Exhausted::Own { max: 4, .. })));
-        assert!(other.take(1).is_ok());
-        assert!(shares.requests(true).take(5).is_ok());
-        taken.pop();
-        assert!(greedy.take(1).is_ok());
+    fn requests(max: usize) -> Arc<Common> {
+        Common::new(max, true)
     }
 
     #[test]
-    fn all_leases_together_run_out_too_and_a_refused_part_is_not_kept() {
-        let shares = Shares::of(64);
-        let leases: Vec<_> = (0..7).map(|_| shares.requests(false)).collect();
-        let taken: Vec<_> = leases[..6].iter().map(|lease| lease.take(4).unwrap()).collect();
+    fn one_lease_runs_out_alone_and_what_is_dropped_can_be_taken_again() {
+        let common = requests(100);
+        let [greedy, other] = [(); 2].map(|()| Share::new("requests", 10, 4, &common));
+        let mut taken: Vec<_> = (0..10).map(|_| greedy.take(1).unwrap()).collect();
 
-        assert!(matches!(leases[6].take(1), Err(Exhausted::All { max: 24, .. })));
+        assert!(matches!(greedy.take(1), Err(Exhausted::Own { max: 10, .. })));
+        assert!(other.take(1).is_ok());
+        taken.pop();
+        assert!(greedy.take(1).is_ok());
         drop(taken);
-        assert!(leases[6].take(4).is_ok());
+        assert_eq!(common.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn however_much_others_take_every_lease_has_its_first_few() {
+        let common = requests(20);
+        let lease = || Share::new("requests", 1000, 4, &common);
+        let greedy: Vec<_> = (0..50).map(|_| lease()).collect();
+        let mut taken = Vec::new();
+        // In turn as far as each gets, and then each as far as it gets at once.
+        for share in greedy.iter().cycle().take(500).chain(&greedy) {
+            while let Ok(part) = share.take(1) {
+                taken.push(part);
+                if taken.len() < 100 {
+                    break;
+                }
+            }
+        }
+
+        assert!(taken.len() <= 50 * 4 + 20);
+        let late = lease();
+        let first: Vec<_> = (0..4).map(|_| late.take(1).unwrap()).collect();
+        assert!(matches!(late.take(1), Err(Exhausted::All { max: 20, .. })));
+        drop((taken, first));
+        assert_eq!(common.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn nobody_has_more_of_what_is_common_than_is_left() {
+        let common = requests(20);
+        let share = Share::new("requests", 1000, 4, &common);
+
+        let taken: Vec<_> = std::iter::from_fn(|| share.take(1).ok()).collect();
+
+        assert_eq!(taken.len(), 4 + 10);
+        assert_eq!(share.beyond(), 10);
     }
 
     #[test]
@@ -178,14 +313,21 @@ mod tests {
     }
 
     #[test]
-    fn no_lease_has_more_than_an_eighth_of_the_descriptors_and_the_harness_five_sixteenths() {
-        for descriptors in [16, 256, 1024, 1 << 20] {
+    fn all_descriptors_are_spoken_for_and_some_are_nobodys() {
+        for descriptors in [64, 256, 512, 1024, 65_536, 1 << 20] {
             let shares = Shares::of(descriptors);
-            let with = |harness| shares.connections + shares.requests(harness).own.max;
-            assert!(with(false) <= descriptors / 8);
-            assert!(with(true) <= descriptors / 16 * 5);
-            assert!(shares.connections <= REQUESTS_MAX);
-            assert!(shares.requests_all.max < descriptors / 2);
+            let first = shares.leases * FIRST;
+            let connections = shares.connections.common().max + first;
+            let requests = shares.requests.max + first;
+            let strangers = shares.strangers.common().max;
+            let rest = strangers + shares.refusals.max + shares.lasting.max + 4 * shares.leases;
+            let idle = crate::upstream::pool::idle_max(descriptors);
+
+            let all = connections + requests + rest + idle;
+            assert!(all <= descriptors / 16 * 15, "{all} of {descriptors}");
+            let lease = shares.requests(false).max;
+            assert!(lease <= descriptors / 16 && lease <= REQUESTS_MAX);
+            assert!(shares.requests(true).max <= 4 * lease);
         }
     }
 }

@@ -156,6 +156,17 @@ impl BodyIn<'_> {
         }
     }
 
+    /// Resolves when a client that has ended its direction has closed its connection, where that
+    /// can be told. Safe to cancel.
+    pub async fn hangs_up(&mut self) {
+        match self {
+            Self::H1(reading) => reading.hangs_up().await,
+            Self::Held { sent, .. } => Box::pin(sent.hangs_up()).await,
+            Self::Signed(signed) => Box::pin(signed.body.hangs_up()).await,
+            _ => pending().await,
+        }
+    }
+
     /// Whether nothing is left to read.
     pub fn is_done(&self) -> bool {
         match self {

@@ -25,8 +25,8 @@ use crate::scrub::{self, BodyScrubber, Patterns, ScrubError};
 use crate::upstream::Retry;
 
 /// How long nothing may move towards a client that has ended its direction of a connection without
-/// TLS. Nothing tells one that has closed from one that still listens (`printf ... | ncat`), until
-/// something is sent to it.
+/// TLS. Over TCP nothing tells one that has closed from one that still listens (`printf ... | ncat`)
+/// until something is sent to it; over a Unix socket the kernel does.
 const HALF_CLOSED: Duration = Duration::from_secs(30);
 
 /// What passed, counted while it passes: an exchange that is cut short still leaves its numbers.
@@ -244,8 +244,14 @@ pub async fn run(
 /// Resolves when nobody is there to be answered, as far as the client's own direction tells.
 async fn gone(body: &mut BodyIn<'_>, tally: &Tally) {
     if let End::Half = body.ends().await {
-        sleep(HALF_CLOSED).await;
-        tally.silence(HALF_CLOSED).await;
+        let given_up = async {
+            sleep(HALF_CLOSED).await;
+            tally.silence(HALF_CLOSED).await;
+        };
+        tokio::select! {
+            () = body.hangs_up() => {}
+            () = given_up => {}
+        }
     }
 }
 

@@ -149,13 +149,18 @@ async fn a_client_that_has_closed_is_not_waited_for_and_one_that_may_listen_only
     let (mut plain, near) = tokio::net::UnixStream::pair().unwrap();
     plain.write_all(request).await.unwrap();
     plain.shutdown().await.unwrap();
+    let (mut gone, left) = tokio::net::UnixStream::pair().unwrap();
+    gone.write_all(request).await.unwrap();
+    drop(gone);
     let (mut layered, far) = duplex(4096);
     layered.write_all(request).await.unwrap();
     layered.shutdown().await.unwrap();
 
     let half = waited_for(Stream::new(near)).await;
     let closed = waited_for(Stream::new(far)).await;
+    let hung_up = waited_for(Stream::new(left)).await;
 
     assert!(half >= HALF_CLOSED && half < IDLE, "{half:?}");
     assert_eq!(closed, Duration::ZERO);
+    assert_eq!(hung_up, Duration::ZERO);
 }

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -25,6 +27,8 @@ pub struct Stream {
     bulk: BytesMut,
     /// The reader's last buffer was filled: more is likely there.
     flows: bool,
+    /// See [`Stream::watch`].
+    hung_up: Option<Arc<AtomicBool>>,
 }
 
 /// How much is read at once while bytes flow. rustls reads 4 KiB at a time, which would be five
@@ -37,7 +41,8 @@ const READER_BYTES: usize = 4 * 1024;
 
 impl Stream {
     pub fn new(io: impl Io) -> Self {
-        Self { io: Box::new(io), ahead: Bytes::new(), bulk: BytesMut::new(), flows: false }
+        let (ahead, bulk) = (Bytes::new(), BytesMut::new());
+        Self { io: Box::new(io), ahead, bulk, flows: false, hung_up: None }
     }
 
     /// The socket, where nothing lies between it and the reader.
@@ -51,6 +56,21 @@ impl Stream {
     /// ours; one that ends TLS has closed.
     pub fn is_plain(&self) -> bool {
         self.socket().is_some()
+    }
+
+    /// What becomes true when a read meets the end of a socket whose peer has closed it, as far as
+    /// the kernel can tell that from one that has ended its direction alone.
+    pub fn watch(&mut self) -> Option<Arc<AtomicBool>> {
+        if self.hung_up.is_none() && self.is_plain() {
+            self.hung_up = Some(Arc::default());
+        }
+        self.hung_up.clone()
+    }
+
+    fn look(&self) {
+        if let (Some(hung_up), Some(socket)) = (&self.hung_up, self.socket()) {
+            hung_up.store(interfaces::hung_up(socket), Ordering::Relaxed);
+        }
     }
 
     /// Has dropping the connection reset it. TLS needs no such: without its goodbye no end of it
@@ -125,6 +145,9 @@ impl AsyncRead for Stream {
                 let room = buffer.remaining();
                 let read = Pin::new(&mut self.io).poll_read(context, buffer).map_err(said);
                 self.flows = read.is_ready() && buffer.remaining() == 0 && room >= READER_BYTES;
+                if read.is_ready() && buffer.remaining() == room {
+                    self.look();
+                }
                 return read;
             }
             self.bulk.reserve(BULK_BYTES);

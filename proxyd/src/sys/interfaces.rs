@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with, sockopt,
@@ -119,6 +120,15 @@ pub fn listens_on_unix(socket: impl AsFd) -> std::io::Result<bool> {
     Ok(sockopt::socket_domain(&socket)? == AddressFamily::UNIX
         && sockopt::socket_type(&socket)? == SocketType::STREAM
         && sockopt::socket_acceptconn(&socket)?)
+}
+
+/// Whether nobody is at the other end of a socket any more: a peer that ended its direction alone
+/// still is. Over TCP a peer that has closed shows only when it resets the connection.
+pub fn hung_up(socket: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&socket, PollFlags::empty())];
+    // The call asks and does not wait. One that fails says nothing.
+    let said = poll(&mut polled, Some(&Timespec::default()));
+    said.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// Has closing the socket reset the connection instead of ending it in order.

@@ -23,7 +23,7 @@ const IDLE_FRESH: Duration = Duration::from_secs(1);
 const KEY_CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_MAX: usize = 1024;
 /// The part of all descriptors that idle connections may have.
-const DESCRIPTORS_PART: usize = 8;
+const DESCRIPTORS_PART: usize = 16;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -53,9 +53,14 @@ struct Kept {
 
 impl Default for Kept {
     fn default() -> Self {
-        let count_max = CONNECTIONS_MAX.min(process::descriptors() / DESCRIPTORS_PART);
+        let count_max = idle_max(process::descriptors());
         Self { idle: HashMap::new(), count: 0, count_max }
     }
+}
+
+/// How many of a number of descriptors idle connections may have.
+pub fn idle_max(descriptors: usize) -> usize {
+    CONNECTIONS_MAX.min(descriptors / DESCRIPTORS_PART)
 }
 
 /// Kept connections. Clones share them.

@@ -119,13 +119,14 @@ impl Group {
         Some(seat)
     }
 
-    /// Keeps a connection that was just opened and gives its first seat.
+    /// Keeps a connection that was just opened, if it lasts, and gives its first seat.
     pub fn keep(
         &self,
         sender: SendRequest<Bytes>,
         address: Endpoint,
         load: Load,
         only_http2: bool,
+        lasts: bool,
     ) -> Seat {
         let mut state = self.state();
         let number = state.next;
@@ -134,7 +135,9 @@ impl Group {
         state.used = Some(Instant::now());
         let connection = Connection { number, sender, address, load };
         let seat = Seat::take(&connection);
-        state.connections.push(connection);
+        if lasts {
+            state.connections.push(connection);
+        }
         seat
     }
 

@@ -52,6 +52,11 @@ impl<'a> Reading<'a> {
         self.reader.ends().await
     }
 
+    /// See [`Reader::hangs_up`].
+    pub async fn hangs_up(&mut self) {
+        self.reader.hangs_up().await;
+    }
+
     /// After an upgrade: everything up to the end of the connection is one body.
     pub fn become_raw(&mut self) {
         self.state = State::UntilClose;

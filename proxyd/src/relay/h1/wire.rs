@@ -3,10 +3,14 @@
 use std::future::pending;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::time::sleep;
 
 use crate::relay::stream::Stream;
 
@@ -23,6 +27,8 @@ const READ_BYTES_MAX: usize = 64 * 1024;
 const HELD_BYTES_MAX: usize = 8 * 1024;
 /// How much of the next requests is read ahead while one is under way.
 const AHEAD_BYTES_MAX: usize = 16 * 1024;
+/// How often to look whether a peer that said its last has gone.
+const LOOK: Duration = Duration::from_secs(1);
 /// Empty lines passed over before a request (RFC 9112 section 2.2 asks for at least one).
 const EMPTY_LINES_MAX: usize = 2;
 
@@ -48,6 +54,8 @@ pub struct Reader {
     ended: bool,
     /// See [`Stream::is_plain`].
     is_plain: bool,
+    /// See [`Stream::watch`].
+    hung_up: Option<Arc<AtomicBool>>,
     room: usize,
 }
 
@@ -67,11 +75,11 @@ pub struct Writer {
 }
 
 /// Splits a connection into its halves.
-pub fn split(stream: Stream) -> (Reader, Writer) {
-    let is_plain = stream.is_plain();
+pub fn split(mut stream: Stream) -> (Reader, Writer) {
+    let (is_plain, hung_up) = (stream.is_plain(), stream.watch());
     let (read, write) = tokio::io::split(stream);
     let (buffer, room) = (BytesMut::new(), READ_BYTES_MIN);
-    let reader = Reader { io: read, buffer, ended: false, is_plain, room };
+    let reader = Reader { io: read, buffer, ended: false, is_plain, hung_up, room };
     (reader, Writer { io: write, held: BytesMut::new() })
 }
 
@@ -142,6 +150,20 @@ impl Reader {
                 Ok(false) if self.is_plain => return End::Half,
                 Ok(false) | Err(_) => return End::Closed,
             }
+        }
+    }
+
+    /// Resolves when a peer that has ended its direction has closed the connection, where the
+    /// kernel tells: always over a Unix socket, over TCP when it was reset. Safe to cancel.
+    pub async fn hangs_up(&mut self) {
+        let Some(hung_up) = self.hung_up.clone() else { return pending().await };
+        loop {
+            // Nothing more can come; reading has the socket looked at.
+            let _ = self.io.read(&mut [0]).await;
+            if hung_up.load(Ordering::Relaxed) {
+                return;
+            }
+            sleep(LOOK).await;
         }
     }
 

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use tokio::time::timeout;
 
-use super::{convert, describe};
+use super::{SEND_BYTES_MAX, Windows, convert, describe};
 use crate::head::RequestHead;
+use crate::lease::share::{Share, Taken};
 use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
@@ -47,6 +48,13 @@ pub enum SendError {
 /// that it may say is as large.
 pub const UNSAID: usize = u32::MAX as usize + 1;
 
+/// What a connection takes of a lease's shares.
+pub struct Room {
+    pub windows: Share,
+    /// A place among those that outlast their requests, if it has one.
+    pub lasting: Option<Taken>,
+}
+
 /// Opens HTTP/2 on a connection. A task carries its frames until the last user is gone, or until
 /// the upstream does not even answer a ping while requests wait for it. The first request may
 /// leave at once; the task keeps `turn` until the upstream has said how many more it takes.
@@ -54,12 +62,15 @@ pub async fn open<T: Send + 'static>(
     stream: Stream,
     load: Load,
     turn: T,
+    room: Room,
 ) -> Result<SendRequest<Bytes>, h2::Error> {
+    let windows = Windows::of(&room.windows, WINDOW_BYTES, CONNECTION_WINDOW_BYTES);
     let mut builder = h2::client::Builder::new();
     builder
         .enable_push(false)
-        .initial_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
+        .max_send_buffer_size(SEND_BYTES_MAX)
         .initial_max_send_streams(UNSAID)
         .max_header_list_size(64 * 1024);
     let (sender, mut connection) = builder.handshake(stream).await?;
@@ -83,6 +94,7 @@ pub async fn open<T: Send + 'static>(
             () = unsettled(&settled) => {}
         }
         load.ended.store(true, Ordering::Release);
+        drop((windows, room));
     });
     Ok(sender)
 }
@@ -132,6 +144,7 @@ pub async fn send(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::share::Shares;
     use tokio::time::{Instant, sleep};
 
     const HOURS: Duration = Duration::from_secs(10 * 3600);
@@ -146,7 +159,8 @@ mod tests {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let load = Load::default();
         load.streams.fetch_add(1, Ordering::AcqRel);
-        let mut sender = open(Stream::new(near), load.clone(), ()).await.unwrap();
+        let room = Room { windows: Shares::here().windows(), lasting: None };
+        let mut sender = open(Stream::new(near), load.clone(), (), room).await.unwrap();
         let mut upstream = h2::server::handshake(far).await.unwrap();
         let request = http::Request::get("https://a.test/").body(()).unwrap();
         let (response, _) = sender.send_request(request, true).unwrap();

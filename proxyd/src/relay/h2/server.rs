@@ -8,9 +8,10 @@ use policies::Scheme;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::convert;
+use super::{SEND_BYTES_MAX, Windows, convert};
 use crate::entry::authority;
 use crate::head::{Fields, RequestHead};
+use crate::lease::share::Share;
 use crate::relay::body::BodyIn;
 use crate::relay::h1::framing::{self, Framing};
 use crate::relay::responder::Responder;
@@ -19,8 +20,9 @@ use crate::relay::websocket;
 
 /// Streams at once on one connection; browsers and gRPC clients expect about a hundred.
 const STREAMS_MAX: u32 = 128;
-const WINDOW_BYTES: u32 = 1024 * 1024;
-const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+/// Flow control windows. The client is on this host, or next to it: no long way has to be filled.
+const WINDOW_BYTES: u32 = 256 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 const HEAD_LIST_BYTES_MAX: u32 = 128 * 1024;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -35,17 +37,24 @@ pub struct Incoming {
 }
 
 /// Serves a connection: `answer` is called for every stream, all at the same time. A stream whose
-/// head is not sound is reset.
-pub async fn serve<F, A>(stream: Stream, scheme: Scheme, answer: A) -> Result<(), h2::Error>
+/// head is not sound is reset. Its windows are of the share `room`.
+pub async fn serve<F, A>(
+    stream: Stream,
+    scheme: Scheme,
+    room: &Share,
+    answer: A,
+) -> Result<(), h2::Error>
 where
     A: Fn(Incoming) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
+    let windows = Windows::of(room, WINDOW_BYTES, CONNECTION_WINDOW_BYTES);
     let mut builder = h2::server::Builder::new();
     builder
         .max_concurrent_streams(STREAMS_MAX)
-        .initial_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
+        .max_send_buffer_size(SEND_BYTES_MAX)
         .max_header_list_size(HEAD_LIST_BYTES_MAX)
         .enable_connect_protocol();
     let handshake = timeout(HANDSHAKE, builder.handshake::<_, Bytes>(stream)).await;
@@ -131,3 +140,7 @@ fn without_host(mut headers: Fields) -> Fields {
     headers.remove_all("host");
     headers
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;
