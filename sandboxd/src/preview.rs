@@ -26,10 +26,8 @@ pub struct Obstacle {
 
 /// All reasons that can be told now; `own` are the daemons' directories.
 pub fn obstacles(policy: &Policy, own: Vec<PathBuf>) -> Vec<Obstacle> {
-    let facts = PlanFacts {
-        hostname: policy.name.clone(),
-        ports: policy.ports().into_iter().collect(),
-    };
+    let facts =
+        PlanFacts { hostname: policy.name.clone(), ports: policy.ports().into_iter().collect() };
     let plan = match plan::plan(&policy.sandbox, &facts) {
         Ok(plan) => plan,
         Err(error) => {

@@ -7,7 +7,8 @@ use ipc::id::SessionId;
 use ipc::sandbox::{Outcome, Receipt};
 use support::{Daemon, text, wait_until};
 
-/// Waits until so many sandboxes are ready, and as many leases are open as that and those that live.
+/// Waits until so many sandboxes are ready, and as many leases are open as that and those that
+/// live.
 async fn filled(daemon: &Daemon, ready: usize) {
     let proxyd = daemon.proxyd.as_ref().unwrap();
     wait_until("the pool is filled", async || {

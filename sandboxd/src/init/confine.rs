@@ -2,8 +2,9 @@
 //!
 //! The order is bound where a step takes away what another needs: the bounding set is emptied while
 //! there are capabilities, and whoever has none may load neither Landlock nor seccomp before
-//! no-new-privileges. These two are free: the filter allows Landlock's calls, which only take rights
-//! away, so a process that waits for its workspace can be filtered before the rules are known.
+//! no-new-privileges. These two are free: the filter allows Landlock's calls, which only take
+//! rights away, so a process that waits for its workspace can be filtered before the rules are
+//! known.
 
 use std::path::Path;
 

@@ -66,7 +66,8 @@ fn signal(pid: i32, signal: Signal) {
     }
 }
 
-/// Processor time, in microseconds, that all that descends from the calling process has used so far.
+/// Processor time, in microseconds, that all that descends from the calling process has used so
+/// far.
 pub fn used_us() -> std::io::Result<u64> {
     // Those that this process has waited for, and those that they had waited for.
     let mut sum = ended_children_us();
