@@ -112,6 +112,9 @@ pub enum Command {
     /// Put secrets in the vault, list their names, remove them
     #[command(subcommand)]
     Secret(Secret),
+    /// List the certificate authorities that clients of leases trust, make a new one
+    #[command(subcommand)]
+    Ca(Ca),
     /// Make keys for the API's loopback port, list their names, remove them
     #[command(subcommand)]
     Key(Key),
@@ -222,6 +225,17 @@ pub enum Secret {
         #[arg(value_parser = named())]
         name: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Ca {
+    /// List the certificate authorities and how many leases trust each
+    List,
+    /// Make a new certificate authority for leases that begin from now on
+    ///
+    /// Open leases, and so living sandboxes, keep the one that they began with. It is retired, and
+    /// its key wiped, when the last of them has ended: `cleanhands ca list` shows it until then.
+    Rotate,
 }
 
 #[derive(Debug, Subcommand)]

@@ -9,6 +9,7 @@
 mod api;
 mod args;
 mod audit;
+mod ca;
 mod chain;
 mod completions;
 mod daemons;
@@ -97,6 +98,7 @@ async fn perform(args: Args) -> Result<ExitCode, Failure> {
         Command::Lease(what) => lease::lease(&global, what).await,
         Command::Session(what) => session::session(&global, what).await,
         Command::Audit(options) => audit::audit(&global, options).await,
+        Command::Ca(what) => ca::ca(&global, what).await,
         Command::Policy(what) => policy::policy(&global, what),
         Command::Doctor => doctor::doctor(&global).await,
         Command::Completions { shell } => completions::print(shell),

@@ -154,8 +154,9 @@ pub struct Opened {
     /// For `Harness` and `Explicit`, unless a former one goes on: goes into
     /// `Proxy-Authorization: Bearer TOKEN`.
     pub token: Option<String>,
-    /// The CA certificates that leaf certificates are issued from, PEM; more than one while the
-    /// CA is rotated. The holder merges them with the trust store of the sandbox's root.
+    /// The CA certificate that this lease's leaf certificates are issued from, PEM: the same for as
+    /// long as it is open, and when it is opened again, also when the CA has been rotated since. The
+    /// holder merges it with the trust store of the sandbox's root.
     pub ca_pem: String,
     /// Variables for the sandbox: names from the policy, values are placeholders.
     pub env: Vec<(String, String)>,

@@ -13,6 +13,8 @@
 //! | `POST /v1/scrub` | [`ScrubRequest`] → [`ScrubReply`] |
 //! | `GET /v1/leases` | → `{"leases":[LeaseInfo…]}` |
 //! | `GET /v1/ca.pem` | → the CA certificates, PEM |
+//! | `GET /v1/authorities` | → `{"authorities":[CertificateAuthority…]}`, the issuing one first |
+//! | `POST /v1/authorities/rotate` | → the same, after a new one was made |
 //! | `POST /v1/reload` | → `{"generation":N}`, or the fault of the file that does not parse |
 //!
 //! Errors are a [`crate::fault::Fault`] with its status. No answer holds a secret's value.
@@ -33,7 +35,7 @@ pub struct Health {
     pub version: String,
     pub pid: u32,
     pub generation: u64,
-    /// SHA-256 of the CA certificate, hex.
+    /// SHA-256 of the CA certificate that leases get which begin now, hex.
     pub ca_sha256: String,
     /// Where the vault's key came from: `systemd-credential`, `passphrase`, `key-file`.
     pub key_source: String,
@@ -102,6 +104,19 @@ pub struct LeaseInfo {
     /// How long it may still last, where that is bounded.
     #[serde(default)]
     pub seconds_left: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateAuthority {
+    /// Of the certificate, hex.
+    pub sha256: String,
+    /// RFC 3339.
+    pub valid_from: String,
+    pub valid_until: String,
+    /// Whether leases that begin now get this one.
+    pub issues: bool,
+    /// Leases whose clients trust this one.
+    pub leases: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

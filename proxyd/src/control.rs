@@ -29,6 +29,7 @@ use tokio::net::UnixListener;
 use crate::Daemon;
 use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
 use crate::reload;
+use crate::rotation::{self, RotationError};
 use crate::scrub;
 use crate::vault::{Secret, VaultError};
 use crate::sys::accounts::account;
@@ -44,6 +45,8 @@ pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
         .route("/v1/secrets/{name}", put(put_secret).delete(remove_secret))
         .route("/v1/secrets", get(list_secrets))
         .route("/v1/vault/rotate", post(rotate_key))
+        .route("/v1/authorities", get(list_authorities))
+        .route("/v1/authorities/rotate", post(rotate_authority))
         .route("/v1/audit", get(audit_page))
         .route("/v1/audit/verify", get(audit_verify))
         .route("/v1/heads", post(keep_head))
@@ -101,7 +104,7 @@ async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         generation: daemon.policies.current().number,
-        ca_sha256: daemon.facts.ca_sha256.clone(),
+        ca_sha256: daemon.vault.authorities()[0].sha256.clone(),
         key_source: daemon.facts.key_source.clone(),
         vault_pid: daemon.facts.pid,
         policies: Some(daemon.policies.dir().to_owned()),
@@ -112,7 +115,7 @@ async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
         in_force: daemon.configured.in_force(&daemon.policies),
 async fn ca(State(daemon): State<Arc<Daemon>>) -> Response {
     let kind = [(http::header::CONTENT_TYPE, "application/x-pem-file")];
-    (kind, daemon.vault.ca_pem().to_owned()).into_response()
+    (kind, daemon.vault.ca_pem()).into_response()
 }
 
 async fn put_secret(
@@ -180,6 +183,27 @@ async fn rotate_key(
     let rows = daemon.vault.rotate().await.map_err(vault_fault)?;
     note(&daemon, format!("the vault's data key replaced by {peer}: {rows} rows")).await?;
     Ok(Json(json!({ "rows": rows })))
+}
+
+async fn list_authorities(State(daemon): State<Arc<Daemon>>) -> Json<Value> {
+    Json(json!({ "authorities": rotation::list(&daemon) }))
+}
+
+async fn rotate_authority(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Principal>,
+) -> Result<Json<Value>, Fault> {
+    // In a task of its own: whoever asks may go away in the middle.
+    let rotating = tokio::spawn({
+        let daemon = Arc::clone(&daemon);
+        async move { rotation::rotate(&daemon, peer).await }
+    });
+    let ended = rotating.await.map_err(|error| Fault::new(Code::Internal, error.to_string()))?;
+    ended.map_err(|error| match error {
+        RotationError::Vault(error) => vault_fault(error),
+        RotationError::Audit(error) => audit_fault(error),
+    })?;
+    Ok(list_authorities(State(daemon)).await)
 }
 
 #[derive(Debug, Deserialize)]

@@ -11,7 +11,7 @@ pub mod serve;
 pub mod share;
 pub mod tokens;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -20,10 +20,12 @@ use ipc::id::{CallId, LeaseId, SandboxId, SessionId};
 use ipc::lease::{GRACE_SECONDS, Holder, Open, Terms};
 use ipc::vault::LeaseInfo as LeaseView;
 use policies::Policy;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::Line;
 use crate::policy::Generation;
+use crate::tls::authority::AuthorityId;
 use crate::upstream::Behalf;
 use flow::Flows;
 use names::Names;
@@ -225,6 +227,8 @@ pub struct Leases {
     dir: PathBuf,
     pub shares: Shares,
     table: Mutex<Table>,
+    /// Told when a lease is forgotten.
+    forgotten: Notify,
 }
 
 #[derive(Default)]
@@ -232,7 +236,14 @@ struct Table {
     live: HashMap<LeaseId, Option<Arc<Lease>>>,
     tokens: Tokens,
     /// Leases that ended without a close, and until when their names are kept.
-    graced: HashMap<LeaseId, Instant>,
+    graced: HashMap<LeaseId, Graced>,
+}
+
+/// A lease that may come back.
+struct Graced {
+    until: Instant,
+    /// What its clients trust.
+    authority: Option<AuthorityId>,
 }
 
 impl Leases {
@@ -244,31 +255,36 @@ impl Leases {
         let until = Instant::now() + Duration::from_secs(GRACE_SECONDS);
         let mut table = Table::default();
         for entry in std::fs::read_dir(dir)? {
-            if let Some(id) = entry?.file_name().to_str().and_then(|n| LeaseId::parse(n).ok()) {
-                table.graced.insert(id, until);
+            let entry = entry?;
+            if let Some(id) = entry.file_name().to_str().and_then(|n| LeaseId::parse(n).ok()) {
+                let authority = Names::trusted(&entry.path());
+                table.graced.insert(id, Graced { until, authority });
             }
         }
-        Ok(Self { dir: dir.to_owned(), shares: Shares::here(), table: Mutex::new(table) })
+        let (dir, shares, forgotten) = (dir.to_owned(), Shares::here(), Notify::new());
+        Ok(Self { dir, shares, table: Mutex::new(table), forgotten })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no holder of this lock panics")
     }
 
-    /// Takes a lease in, with the token that stands for it.
+    /// Takes a lease in, with the token that stands for it and the authority that it is served by.
     fn enter(
         &self,
         open: Open,
         terms: &Terms,
         token: Option<Hash>,
         end: CancellationToken,
+        choose: impl FnOnce(Option<AuthorityId>) -> AuthorityId,
     ) -> Result<Arc<Lease>, EnterError> {
         let id = open.lease.clone();
         if token.is_some_and(|token| self.table().tokens.find(&token).is_some_and(|of| *of != id)) {
             return Err(EnterError::Token);
         }
-        self.reserve(&id)?;
-        match Names::open(&self.dir.join(id.as_str()), &tenant(&open)) {
+        let graced = self.reserve(&id)?;
+        let names = Names::open(&self.dir.join(id.as_str()), &tenant(&open));
+        match names.and_then(|names| names.settle(choose).map(|()| names)) {
             Ok(names) => {
                 let lease = Arc::new(Lease::new(open, terms, names, &self.shares, end));
                 let mut table = self.table();
@@ -279,14 +295,16 @@ impl Leases {
                 Ok(lease)
             }
             Err(source) => {
-                self.table().live.remove(&id);
+                let mut table = self.table();
+                table.live.remove(&id);
+                table.graced.extend(graced.map(|graced| (id.clone(), graced)));
                 Err(EnterError::Names { lease: id, source })
             }
         }
     }
 
     /// Holds the id while its bindings are read, so that nobody removes them meanwhile.
-    fn reserve(&self, id: &LeaseId) -> Result<(), EnterError> {
+    fn reserve(&self, id: &LeaseId) -> Result<Option<Graced>, EnterError> {
         let mut table = self.table();
         if table.live.len() >= self.shares.leases {
             return Err(EnterError::Full(self.shares.leases));
@@ -294,9 +312,8 @@ impl Leases {
         if table.live.contains_key(id) {
             return Err(EnterError::Open(id.clone()));
         }
-        table.graced.remove(id);
         table.live.insert(id.clone(), None);
-        Ok(())
+        Ok(table.graced.remove(id))
     }
 
     /// Ends a lease: flows stop, its token is void. Bindings go now after a close, after the
@@ -310,8 +327,34 @@ impl Leases {
             lease.names.remove();
         } else {
             let until = Instant::now() + Duration::from_secs(GRACE_SECONDS);
-            table.graced.insert(lease.id.clone(), until);
+            let authority = Some(lease.names.authority());
+            table.graced.insert(lease.id.clone(), Graced { until, authority });
         }
+        self.forgotten.notify_one();
+    }
+
+    /// Waits until a lease is forgotten.
+    pub async fn forgotten(&self) {
+        self.forgotten.notified().await;
+    }
+
+    /// Has whoever waits for that look once more.
+    pub fn look_again(&self) {
+        self.forgotten.notify_one();
+    }
+
+    /// The authorities that clients of leases trust, and of how many leases; nothing while a lease
+    /// is being taken in, which may have any.
+    pub fn authorities(&self) -> Option<BTreeMap<AuthorityId, u64>> {
+        let table = self.table();
+        let mut trusted = BTreeMap::new();
+        for lease in table.live.values() {
+            *trusted.entry(lease.as_ref()?.names.authority()).or_default() += 1;
+        }
+        for id in table.graced.values().filter_map(|graced| graced.authority) {
+            *trusted.entry(id).or_default() += 1;
+        }
+        Some(trusted)
     }
 
     /// Forgets the bindings of leases whose grace time is over, for as long as the daemon runs.
@@ -321,12 +364,13 @@ impl Leases {
             let mut table = self.table();
             let now = Instant::now();
             let dir = &self.dir;
-            table.graced.retain(|id, until| {
-                if *until > now {
+            table.graced.retain(|id, graced| {
+                if graced.until > now {
                     return true;
                 }
                 // Whatever cannot be removed now is seen again at the next start.
                 let _ = std::fs::remove_file(dir.join(id.as_str()));
+                self.forgotten.notify_one();
                 false
             });
         }

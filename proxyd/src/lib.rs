@@ -11,6 +11,7 @@ mod lease;
 mod overrides;
 mod policy;
 mod reload;
+mod rotation;
 
 mod dns;
 mod head;
@@ -51,6 +52,7 @@ use config::{Arguments, Config, Idle};
 use lease::Leases;
 use policy::Policies;
 use reload::Configured;
+use rotation::Rotation;
 use shards::Shards;
 use start::{Prepared, StartError};
 use tls::leaf::Leaves;
@@ -71,6 +73,7 @@ pub(crate) struct Daemon {
     facts: VaultFacts,
     audit: Audit,
     leaves: Leaves,
+    rotation: Rotation,
     leases: Arc<Leases>,
     upstreams: Upstreams,
     shards: Shards,
@@ -160,6 +163,7 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     tokio::spawn(Arc::clone(&daemon.leases).sweep());
     tokio::spawn(daemon.upstreams.clone().sweep());
     tokio::spawn(daemon.leaves.clone().keep_fresh());
+    tokio::spawn(rotation::keep(Arc::clone(&daemon)));
     ipc::daemon::ready("serving");
     tracing::info!(generation = daemon.policies.current().number, "proxyd serves");
     let mut look = tokio::time::interval(POLICY_LOOK);

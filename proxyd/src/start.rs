@@ -19,6 +19,7 @@ use crate::config::{Config, ConfigError};
 use crate::lease::Leases;
 use crate::policy::{LoadError, Policies};
 use crate::reload::Configured;
+use crate::rotation::Rotation;
 use crate::shards::Shards;
 use crate::sys::process::{self, ConfineError};
 use crate::tls::leaf::{LeafError, Leaves};
@@ -235,6 +236,7 @@ pub fn assemble(prepared: Prepared) -> Result<(Arc<Daemon>, Sockets), StartError
         trusted_uids: prepared.config.trusted_uids.clone(),
         policies: prepared.policies,
         leaves: Leaves::new(prepared.vault.clone())?,
+        rotation: Rotation::default(),
         vault: prepared.vault,
         facts: prepared.facts,
         audit: prepared.audit,

@@ -370,20 +370,108 @@ fn it_signs_leaf_certificates_and_nothing_else() {
     let mut vault = Vault::start(dir.path());
     let key = rcgen::KeyPair::generate().unwrap();
     let spki = rcgen::PublicKeyData::subject_public_key_info(&key);
-    let leaf = |host: &str| json!({"do": "leaf", "host": host, "life_seconds": 3600});
+    let authority = vault.open["authorities"][0].clone();
+    let (id, ca) = (&authority["id"], authority["pem"].as_str().unwrap());
+    let leaf =
+        |host: &str| json!({"do": "leaf", "authority": id, "host": host, "life_seconds": 3600});
 
     let (done, parts) = vault.ask(leaf("api.example"), &[&spki]);
     let (bad_host, none) = vault.ask(leaf("*.example"), &[&spki]);
     let (bad_key, _) = vault.ask(leaf("api.example"), &[b"not a key"]);
 
     assert_eq!(done["is"], "leaf");
-    let ca = vault.open["ca_pem"].as_str().unwrap();
     for (name, right) in [("api.example", true), ("other.example", false)] {
         assert_eq!(verifies(ca, &parts[0], name), right, "{name}");
     }
     assert_eq!(bad_host["why"], "invalid");
     assert!(none.is_empty());
     assert_eq!(bad_key["is"], "failed");
+}
+
+/// Whether each of these authorities issues what verifies by its own certificate.
+fn all_issue(vault: &mut Vault, authorities: &[Value]) -> bool {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let spki = rcgen::PublicKeyData::subject_public_key_info(&key);
+    authorities.iter().all(|authority| {
+        let leaf = json!({"do": "leaf", "authority": authority["id"], "host": "api.example",
+            "life_seconds": 3600});
+        let (done, parts) = vault.ask(leaf, &[&spki]);
+        done["is"] == "leaf"
+            && verifies(authority["pem"].as_str().unwrap(), &parts[0], "api.example")
+    })
+}
+
+fn authorities(vault: &Vault) -> Vec<Value> {
+    vault.open["authorities"].as_array().unwrap().clone()
+}
+
+/// A kill comes at another moment in each round: before it is asked, in the middle of a write, after.
+#[test]
+fn killed_in_the_middle_of_a_rotation_it_has_all_authorities_that_are_in_use() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    let mut rounds = [0; 2];
+    for round in 0..40 {
+        let before = authorities(&vault);
+        let used = json!([before[0]["id"]]);
+        let rotate = json!({"do": "authorities", "wanted": true, "used": used});
+        let head = serde_json::to_vec(&rotate).unwrap();
+        let length = u32::try_from(head.len()).unwrap().to_le_bytes();
+        let body = [&7_u32.to_le_bytes()[..], &length, &head].concat();
+        let mut frame = u32::try_from(body.len()).unwrap().to_le_bytes().to_vec();
+        frame.extend(body);
+        vault.socket.as_mut().unwrap().write_all(&frame).unwrap();
+        let moment = Instant::now() + Duration::from_micros(250 * round);
+        while Instant::now() < moment {
+            std::hint::spin_loop();
+        }
+        drop(vault);
+
+        vault = Vault::start(dir.path());
+
+        let after = authorities(&vault);
+        assert!(after.contains(&before[0]), "round {round}: the one in use is gone");
+        let made = after.iter().filter(|authority| !before.contains(authority)).count();
+        assert!(made <= 1 && after.len() <= 3, "round {round}: {after:?}");
+        assert!(all_issue(&mut vault, &after), "round {round}");
+        rounds[made] += 1;
+    }
+    // The first kill comes before anything was done, the last one long after.
+    assert!(rounds[1] > 0, "{rounds:?}: no rotation was ever made");
+}
+
+#[test]
+fn a_retired_authoritys_key_is_overwritten_and_issues_no_more() {
+    let dir = directory();
+    let mut vault = Vault::start(dir.path());
+    let old = authorities(&vault).remove(0);
+    let file = dir.path().join("vault.sqlite");
+    let holds = |authority: &Value| {
+        use rustls::pki_types::{CertificateDer, pem::PemObject};
+        let pem = authority["pem"].as_str().unwrap();
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        std::fs::read(&file).unwrap().windows(der.len()).any(|window| window == &*der)
+    };
+    let tend = |vault: &mut Vault, wanted: bool, used: Value| {
+        vault.ask(json!({"do": "authorities", "wanted": wanted, "used": used}), &[]).0
+    };
+
+    // The one that issued until then is never retired with the same word.
+    let both = tend(&mut vault, true, json!([]));
+    assert_eq!((both["authorities"].as_array().unwrap().len(), &both["authorities"][1]), (2, &old));
+    assert!(holds(&old) && holds(&both["authorities"][0]));
+    let kept = tend(&mut vault, false, json!([old["id"]]));
+    assert_eq!(kept, both);
+    let one = tend(&mut vault, false, json!([]));
+
+    assert_eq!(one["authorities"], json!([both["authorities"][0]]));
+    // Its row, and the sealed key in it, are not to be found in the file any more.
+    assert!(!holds(&old) && holds(&one["authorities"][0]));
+    assert!(!all_issue(&mut vault, &[old]));
+    assert!(all_issue(&mut vault, one["authorities"].as_array().unwrap()));
+    // Nor in the journal of the write that did it.
+    let journal = std::fs::metadata(dir.path().join("vault.sqlite-journal"));
+    assert_eq!(journal.map_or(0, |journal| journal.len()), 0);
 }
 
 /// What a traffic process under foreign control could try: it speaks the protocol, and wants more

@@ -276,7 +276,7 @@ async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal
 async fn inspect(target: &Target, mut incoming: Incoming) {
     if target.port != authority::default_port(Scheme::Http) {
         // Its certificate is issued while the client's hello is on its way.
-        target.daemon.leaves.prefetch(&target.host);
+        target.daemon.leaves.prefetch(target.lease.names.authority(), &target.host);
     }
     match incoming.first_byte(FIRST_BYTE).await {
         Some(hello::FIRST_BYTE) => {
@@ -337,7 +337,8 @@ async fn accept_tls(
         None if named != target.host => Some(refuse_name(target, &named).await),
         other => other,
     };
-    match intercept::accept(&target.daemon.leaves, hello, &named).await {
+    let authority = target.lease.names.authority();
+    match intercept::accept(&target.daemon.leaves, authority, hello, &named).await {
         Ok(intercepted) => Ok((intercepted, standing)),
         Err(error @ InterceptError::Untrusted(_)) => {
             let refusal = Refusal::denied(403, "tls_untrusted", error.to_string());

@@ -1,17 +1,21 @@
-//! The addresses that stand for names inside one lease's sandbox.
+//! What one lease's sandbox was told: the addresses that stand for names inside, and the
+//! certificate authority that its clients trust.
 //!
 //! A name keeps its addresses for as long as the lease lives, across restarts of proxyd: a
 //! connection's destination is the only thing that says which name it is for, so an address is
-//! never given to a second name. Bindings are appended to a small file before they are told.
+//! never given to a second name. Bindings are appended to a small file before they are told, and so
+//! is the authority.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use policies::Host;
+
+use crate::tls::authority::AuthorityId;
 
 /// Most names of one lease. A build that talks to more hosts than this has not been seen; a
 /// process that makes names up ends here.
@@ -19,6 +23,9 @@ const NAMES_MAX: usize = 4096;
 /// 198.18.0.0/15 is set aside for benchmarks (RFC 2544), so no real destination lies in it.
 const V4_BASE: u32 = 0xC612_0000;
 const V4_BITS: u32 = 15;
+
+/// Begins the line of an authority; no name has a space.
+const AUTHORITY: &str = "ca ";
 
 /// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +50,7 @@ pub enum OpenError {
 /// The bindings of one lease.
 pub struct Names {
     path: PathBuf,
+    authority: OnceLock<AuthorityId>,
     bound: Mutex<Bound>,
 }
 
@@ -50,6 +58,8 @@ struct Bound {
     file: File,
     by_name: HashMap<Host, u32>,
     by_index: Vec<Host>,
+    /// The authority that was told last.
+    trusted: Option<AuthorityId>,
 }
 
 /// Both addresses of one name.
@@ -83,15 +93,50 @@ impl Names {
             // The line cut off by a power loss was never told to anybody.
             file.set_len(complete.len() as u64).map_err(failed)?;
         }
-        let mut bound = Bound { file, by_name: HashMap::new(), by_index: Vec::new() };
+        let (by_name, by_index) = (HashMap::new(), Vec::new());
+        let mut bound = Bound { file, by_name, by_index, trusted: None };
         for (number, line) in lines.enumerate() {
+            if let Some(id) = authority(line) {
+                bound.trusted = Some(id);
+                continue;
+            }
             let host = Host::parse(line).ok().filter(|host| host.name() == Some(line));
             let Some(host) = host else {
                 return Err(OpenError::Damaged { path: path.to_owned(), line: number + 2 });
             };
             bound.add(host);
         }
-        Ok(Self { path: path.to_owned(), bound: Mutex::new(bound) })
+        let (path, authority) = (path.to_owned(), OnceLock::new());
+        Ok(Self { path, authority, bound: Mutex::new(bound) })
+    }
+
+    /// Settles which authority the lease is served by, given the one that its clients trust.
+    pub fn settle(
+        &self,
+        choose: impl FnOnce(Option<AuthorityId>) -> AuthorityId,
+    ) -> Result<(), OpenError> {
+        let mut bound = self.bound.lock().expect("no holder of this lock panics");
+        let chosen = choose(bound.trusted);
+        if bound.trusted != Some(chosen) {
+            let line = format!("{AUTHORITY}{chosen}\n");
+            let failed = |source| OpenError::File { path: self.path.clone(), source };
+            bound.file.write_all(line.as_bytes()).map_err(failed)?;
+            bound.trusted = Some(chosen);
+        }
+        // Settled once, when the lease is entered.
+        let _ = self.authority.set(chosen);
+        Ok(())
+    }
+
+    /// The authority that its clients trust.
+    pub fn authority(&self) -> AuthorityId {
+        *self.authority.get().expect("settled before the lease is served")
+    }
+
+    /// The authority that the clients of a kept lease trust, by its file.
+    pub fn trusted(path: &Path) -> Option<AuthorityId> {
+        let text = std::fs::read_to_string(path).ok()?;
+        whole_lines(&text).0.lines().filter_map(authority).next_back()
     }
 
     /// The addresses of a name, bound now if it has none yet.
@@ -145,6 +190,10 @@ impl Bound {
         self.by_name.insert(host, index);
         index
     }
+}
+
+fn authority(line: &str) -> Option<AuthorityId> {
+    AuthorityId::parse(line.strip_prefix(AUTHORITY)?)
 }
 
 fn whole_lines(text: &str) -> (&str, bool) {
@@ -223,6 +272,37 @@ mod tests {
         names.bind(&host("c.test")).unwrap();
 
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "uid:0 dev\na.test\nc.test\n");
+    }
+
+    #[test]
+    fn the_authority_that_clients_trust_survives_a_restart_until_another_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lease_a");
+        let [one, two] = [b"1", b"2"].map(|text| AuthorityId::of(text));
+        let opened = |chosen| {
+            let (names, mut before) = (Names::open(&path, "uid:0 dev").unwrap(), None);
+            let choose = |trusted: Option<AuthorityId>| {
+                before = trusted;
+                chosen
+            };
+            names.settle(choose).unwrap();
+            assert_eq!((names.authority(), Names::trusted(&path)), (chosen, Some(chosen)));
+            names.bind(&host("a.test")).unwrap();
+            before
+        };
+
+        assert_eq!(Names::trusted(&path), None);
+        assert_eq!(opened(one), None);
+        assert_eq!(opened(one), Some(one));
+        let length = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(opened(one), Some(one));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), length);
+        assert_eq!(opened(two), Some(one));
+        assert_eq!(opened(two), Some(two));
+        // A line that was cut off was never told to anybody.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &text[..text.find("ca ").unwrap() + 9]).unwrap();
+        assert_eq!(opened(two), None);
     }
 
     #[test]

@@ -188,7 +188,7 @@ async fn enter(
     let opened = Opened {
         lease: lease.id.clone(),
         token,
-        ca_pem: daemon.vault.ca_pem().to_owned(),
+        ca_pem: daemon.vault.pem_of(lease.names.authority()),
         env,
         generation: generation.number,
     };
@@ -322,7 +322,9 @@ async fn enter_patiently(
 ) -> Result<Arc<Lease>, Fault> {
     let deadline = tokio::time::Instant::now() + TAKEOVER;
     loop {
-        match daemon.leases.enter(open.clone(), terms, token, daemon.ending.child_token()) {
+        let choose = |trusted| daemon.vault.authority_for(trusted);
+        let end = daemon.ending.child_token();
+        match daemon.leases.enter(open.clone(), terms, token, end, choose) {
             Ok(lease) => return Ok(lease),
             Err(EnterError::Open(_)) if tokio::time::Instant::now() < deadline => {
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -13,12 +13,14 @@ use rcgen::{
 use rustls_pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
+use super::authority::{AuthorityId, Public};
 use crate::vault::Secret;
 
 /// Life of an authority. Its key never leaves the vault child; rotation does not wait for the end.
 const CA_LIFE_SECONDS: u64 = 10 * 365 * DAY_SECONDS;
-/// An authority with less left than this is followed by a new one at the next start.
-const CA_MARGIN_SECONDS: u64 = 60 * DAY_SECONDS;
+/// An authority with less left than this is followed by a new one. Leases keep the one that they
+/// began with, so this is how long any lease may last at least.
+const CA_MARGIN_SECONDS: u64 = 2 * 365 * DAY_SECONDS;
 /// How far validity reaches back: a sandbox's clock may be behind ours.
 const LEAF_BACK_SECONDS: u64 = DAY_SECONDS;
 const CA_BACK_SECONDS: u64 = 2 * DAY_SECONDS;
@@ -91,18 +93,32 @@ impl Authority {
         pem
     }
 
-    /// SHA-256 of the certificate, hex.
-    pub fn sha256(&self) -> String {
-        hex::encode(Sha256::digest(&self.certificate))
+    /// DER.
+    pub fn certificate(&self) -> &[u8] {
+        &self.certificate
     }
 
-    pub fn is_valid(&self, now: u64) -> bool {
-        (self.not_before..self.not_after).contains(&now)
+    pub fn id(&self) -> AuthorityId {
+        AuthorityId::of(&self.certificate)
     }
 
-    /// Whether it is valid long enough to issue from.
+    pub fn public(&self) -> Public {
+        Public {
+            id: self.id(),
+            pem: self.pem(),
+            sha256: hex::encode(Sha256::digest(&self.certificate)),
+            not_before: self.not_before,
+            not_after: self.not_after,
+        }
+    }
+
+    pub fn has_ended(&self, now: u64) -> bool {
+        now >= self.not_after
+    }
+
+    /// Whether it is valid long enough to begin leases with.
     pub fn lasts(&self, now: u64) -> bool {
-        self.is_valid(now) && self.not_after - now > CA_MARGIN_SECONDS
+        now >= self.not_before && self.not_after.saturating_sub(now) > CA_MARGIN_SECONDS
     }
 
     /// When a leaf that is issued now ends: never later than the authority.
@@ -251,13 +267,15 @@ mod tests {
     #[test]
     fn an_authority_knows_its_time() {
         let authority = authority(NOW);
-        for (then, valid, lasts) in [
-            (NOW, true, true),
+        for (then, ended, lasts) in [
+            (NOW, false, true),
             (NOW - CA_BACK_SECONDS - 1, false, false),
-            (NOW + CA_LIFE_SECONDS - 1, true, false),
-            (NOW + CA_LIFE_SECONDS, false, false),
+            (NOW + CA_LIFE_SECONDS - CA_MARGIN_SECONDS - 1, false, true),
+            (NOW + CA_LIFE_SECONDS - CA_MARGIN_SECONDS, false, false),
+            (NOW + CA_LIFE_SECONDS - 1, false, false),
+            (NOW + CA_LIFE_SECONDS, true, false),
         ] {
-            assert_eq!((authority.is_valid(then), authority.lasts(then)), (valid, lasts));
+            assert_eq!((authority.has_ended(then), authority.lasts(then)), (ended, lasts));
         }
     }
 }

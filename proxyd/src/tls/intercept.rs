@@ -6,6 +6,7 @@ use policies::Host;
 use rustls::AlertDescription;
 use tokio::time::timeout;
 
+use super::authority::AuthorityId;
 use super::hello::Hello;
 use super::leaf::{LeafError, Leaves};
 use crate::relay::stream::Stream;
@@ -56,13 +57,14 @@ fn failed(error: std::io::Error) -> InterceptError {
     }
 }
 
-/// Answers the hello as `host`.
+/// Answers the hello as `host`, to a client that trusts that authority.
 pub async fn accept(
     leaves: &Leaves,
+    authority: AuthorityId,
     hello: Hello,
     host: &Host,
 ) -> Result<Intercepted, InterceptError> {
-    let config = leaves.server_config(host, &ALPN).await?;
+    let config = leaves.server_config(authority, host, &ALPN).await?;
     let stream = timeout(DEADLINE, hello.handshake.into_stream(config))
         .await
         .map_err(|_| InterceptError::Slow)?

@@ -1,8 +1,8 @@
 //! Leaf certificates for intercepted hosts: bounded, single flight, renewed ahead of expiry.
 //!
 //! This process has one key pair for all leaves; the vault child issues the certificates. Each
-//! (host, protocols) has one server configuration. Session tickets are a host's own, so one never
-//! resumes under another name, and outlive its certificate.
+//! (authority, host, protocols) has one server configuration. Session tickets are a host's own, so
+//! one never resumes under another name, and outlive its certificate.
 //!
 //! A leaf ages in three steps. Fresh, it is served. Aging, it is served and renewed in the
 //! background, by whoever uses it or by [`Leaves::keep_fresh`], and nobody waits. Late, which only
@@ -21,6 +21,7 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ProducesTickets, Resol
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
+use super::authority::AuthorityId;
 use crate::vault::{Vault, VaultError};
 
 /// Life of a leaf certificate.
@@ -35,7 +36,8 @@ const CLOCK_BACK: Duration = Duration::from_secs(3600);
 /// not tried again.
 const LOOK: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(30);
-/// Most hosts kept, at some 10 KiB each: a sandbox that walks through names must not fill memory.
+/// Most hosts kept of one authority, at some 10 KiB each: a sandbox that walks through names must
+/// not fill memory.
 const HOSTS_MAX: usize = 1024;
 /// Most protocol lists kept for a host; there are two in practice.
 const PROTOCOLS_MAX: usize = 4;
@@ -76,7 +78,8 @@ struct Shared {
     key: Arc<dyn rustls::sign::SigningKey>,
     spki: Vec<u8>,
     clock: Clock,
-    hosts: Mutex<Hosts>,
+    /// A client knows one authority, so each has hosts of its own.
+    hosts: Mutex<HashMap<AuthorityId, Hosts>>,
 }
 
 /// The cache. Who has to go is found by a second chance: in the order in which they came, the
@@ -89,6 +92,7 @@ struct Hosts {
 
 /// One host's place in the cache.
 struct Slot {
+    authority: AuthorityId,
     host: Host,
     leaf: Mutex<Option<Arc<Leaf>>>,
     /// Held by whoever has one issued; everybody else waits for it instead of asking too.
@@ -149,14 +153,15 @@ impl Leaves {
         Ok(Leaves(Arc::new(Shared { vault, provider, key: signing, spki, clock, hosts })))
     }
 
-    /// The server configuration for a connection to `host` that may speak `alpn`, in our order of
-    /// preference.
+    /// The server configuration for a connection to `host` of a client that trusts `authority`, and
+    /// may speak `alpn`, in our order of preference.
     pub async fn server_config(
         &self,
+        authority: AuthorityId,
         host: &Host,
         alpn: &[&[u8]],
     ) -> Result<Arc<ServerConfig>, LeafError> {
-        let slot = self.0.slot(host)?;
+        let slot = self.0.slot(authority, host)?;
         let leaf = match slot.kept(self.0.clock.now()) {
             Some((leaf, Age::Fresh)) => leaf,
             Some((leaf, Age::Aging)) => {
@@ -171,12 +176,17 @@ impl Leaves {
 
     /// Has the leaf of a host issued, if there is none, while its first client is still busy with
     /// something else.
-    pub fn prefetch(&self, host: &Host) {
-        if let Ok(slot) = self.0.slot(host)
+    pub fn prefetch(&self, authority: AuthorityId, host: &Host) {
+        if let Ok(slot) = self.0.slot(authority, host)
             && !matches!(slot.kept(self.0.clock.now()), Some((_, Age::Fresh | Age::Aging)))
         {
             self.renew(&slot);
         }
+    }
+
+    /// Forgets the leaves of all other authorities.
+    pub fn keep_only(&self, authorities: impl Fn(AuthorityId) -> bool) {
+        self.0.hosts().retain(|authority, _| authorities(*authority));
     }
 
     /// Renews, for as long as the daemon runs, what is in use before it is late, and forgets what
@@ -191,10 +201,16 @@ impl Leaves {
     async fn look(&self) {
         let now = self.0.clock.now();
         let old = |slot: &Arc<Slot>| slot.kept(now).is_some_and(|(_, age)| age != Age::Fresh);
-        let slots: Vec<_> = self.0.hosts().slots.values().filter(|s| old(s)).cloned().collect();
+        let slots: Vec<_> = {
+            let all = self.0.hosts();
+            let slots = all.values().flat_map(|hosts| hosts.slots.values());
+            slots.filter(|slot| old(slot)).cloned().collect()
+        };
         for slot in slots {
             if !slot.served.load(Ordering::Relaxed) {
-                self.0.hosts().forget(&slot.host);
+                if let Some(hosts) = self.0.hosts().get_mut(&slot.authority) {
+                    hosts.forget(&slot.host);
+                }
             } else if let Err(error) = self.0.replace(&slot, |age| age == Age::Fresh).await {
                 tracing::warn!(%error, "a certificate is not renewed");
             }
@@ -252,17 +268,19 @@ impl Slot {
 }
 
 impl Shared {
-    fn hosts(&self) -> MutexGuard<'_, Hosts> {
+    fn hosts(&self) -> MutexGuard<'_, HashMap<AuthorityId, Hosts>> {
         lock(&self.hosts)
     }
 
-    fn slot(&self, host: &Host) -> Result<Arc<Slot>, LeafError> {
-        let mut hosts = self.hosts();
+    fn slot(&self, authority: AuthorityId, host: &Host) -> Result<Arc<Slot>, LeafError> {
+        let mut all = self.hosts();
+        let hosts = all.entry(authority).or_default();
         if let Some(slot) = hosts.slots.get(host) {
             slot.asked.store(true, Ordering::Relaxed);
             return Ok(Arc::clone(slot));
         }
         let slot = Arc::new(Slot {
+            authority,
             host: host.clone(),
             leaf: Mutex::default(),
             flight: tokio::sync::Mutex::default(),
@@ -286,7 +304,7 @@ impl Shared {
             Some((leaf, _)) => Some(leaf),
             None => None,
         };
-        match self.issue(&slot.host, now).await {
+        match self.issue(slot, now).await {
             Ok(leaf) => {
                 let leaf = Arc::new(leaf);
                 slot.served.store(false, Ordering::Relaxed);
@@ -300,10 +318,11 @@ impl Shared {
         }
     }
 
-    async fn issue(&self, host: &Host, now: Duration) -> Result<Leaf, LeafError> {
+    async fn issue(&self, slot: &Slot, now: Duration) -> Result<Leaf, LeafError> {
+        let host = &slot.host;
         let (der, not_after) =
             self.vault
-                .issue_leaf(host, &self.spki, LEAF_LIFE.as_secs())
+                .issue_leaf(slot.authority, host, &self.spki, LEAF_LIFE.as_secs())
                 .await
                 .map_err(|source| LeafError::Issue { host: host.to_string(), source })?;
         let certified = CertifiedKey::new(vec![CertificateDer::from(der)], self.key.clone());

@@ -1,5 +1,6 @@
 //! Ends TLS of sandboxes and issues what that takes.
 
+pub mod authority;
 pub mod ca;
 pub mod hello;
 pub mod intercept;

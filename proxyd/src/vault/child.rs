@@ -23,6 +23,7 @@ use policies::{Backend, Grant, Host, Inject, SecretRef};
 use zeroize::Zeroizing;
 
 use super::VaultError;
+use super::authorities::Authorities;
 use super::files::{Files, Own};
 use super::key::{KeySource, Material};
 use super::known::Known;
@@ -34,10 +35,7 @@ use super::sigv4;
 use super::store::{self, Store};
 use super::wire::{self, Fetch, Form, Named, Reply, Request, Scope};
 use crate::scrub::forms;
-use crate::tls::ca::{self, Authority};
 
-/// Longest life of a leaf certificate: what a stolen leaf key could be used for.
-const LEAF_LIFE_SECONDS_MAX: u64 = 7 * 24 * 3600;
 
 /// What the child works with, besides its sockets.
 struct Place<'a> {
@@ -171,8 +169,7 @@ pub(super) struct Child {
     files: Files,
     /// Talks to token servers; none in tests of what needs none.
     worker: Option<UnixStream>,
-    /// The newest first: it issues; the others are still trusted.
-    authorities: Vec<Authority>,
+    authorities: Authorities,
     key_source: &'static str,
     notes: Vec<String>,
     /// Seconds since 1970, for what is issued.
@@ -209,7 +206,7 @@ impl Child {
         policies: &Path,
     ) -> Result<Self, VaultError> {
         let mut store = Store::open(directory, material)?;
-        let authorities = open_authorities(&mut store)?;
+        let authorities = Authorities::open(&mut store, now_unsigned())?;
         let mut notes = Vec::new();
         if !store.keys_are_locked() {
             notes.push("the vault's keys can be swapped out: the memory-lock limit is 0".into());
@@ -231,8 +228,7 @@ impl Child {
         Reply::Open {
             pid: std::process::id(),
             key_source: self.key_source.into(),
-            ca_pem: self.authorities.iter().map(Authority::pem).collect(),
-            ca_sha256: self.authorities[0].sha256(),
+            authorities: self.authorities.public(now_unsigned()),
             notes: self.notes.clone(),
         }
     }
@@ -358,16 +354,16 @@ impl Child {
                 done(Reply::Done)
             }
             Request::Rotate => done(Reply::Sealed { rows: self.store.rotate()? }),
-            Request::Leaf { host, life_seconds } => {
-                let host = Host::parse(&host)
-                    .map_err(|error| VaultError::Invalid(format!("{host:?}: {error}")))?;
-                let life = life_seconds.min(LEAF_LIFE_SECONDS_MAX);
-                let (authority, now) = (&self.authorities[0], (self.clock)());
-                let der = authority
-                    .issue(&host, one(parts)?.expose_secret(), life, now)
-                    .map_err(VaultError::Failed)?;
-                let not_after = authority.leaf_end(life, now);
-                Ok((Reply::Leaf { not_after }, vec![Secret::new(der)]))
+            Request::Leaf { authority, host, life_seconds } => {
+                let (spki, now) = (one(parts)?.expose_secret(), (self.clock)());
+                let issued = self.authorities.issue(authority, &host, spki, life_seconds, now);
+                let (not_after, leaf) = issued?;
+                Ok((Reply::Leaf { not_after }, vec![Secret::new(leaf)]))
+            }
+            Request::Authorities { wanted, used } => {
+                let now = (self.clock)();
+                self.authorities.tend(&mut self.store, wanted, &used, now)?;
+                done(Reply::Authorities { authorities: self.authorities.public(now) })
             }
         }
     }
@@ -515,27 +511,6 @@ fn one(parts: &[Secret]) -> Result<&Secret, VaultError> {
         [part] => Ok(part),
         _ => Err(VaultError::Invalid("a message needs exactly one part".into())),
     }
-}
-
-/// The authorities that are still valid; a new one when none will last.
-fn open_authorities(store: &mut Store) -> Result<Vec<Authority>, VaultError> {
-    let mut authorities = load_authorities(store)?;
-    if !authorities.first().is_some_and(|newest| newest.lasts(now_unsigned())) {
-        store.add_authority(&ca::make(now_unsigned()).map_err(VaultError::Failed)?)?;
-        authorities = load_authorities(store)?;
-    }
-    Ok(authorities)
-}
-
-fn load_authorities(store: &Store) -> Result<Vec<Authority>, VaultError> {
-    let mut authorities = Vec::new();
-    for kept in store.authorities()? {
-        let authority = Authority::load(kept).map_err(VaultError::Failed)?;
-        if authority.is_valid(now_unsigned()) {
-            authorities.push(authority);
-        }
-    }
-    Ok(authorities)
 }
 
 pub(super) fn now_unsigned() -> u64 {

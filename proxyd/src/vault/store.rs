@@ -96,9 +96,12 @@ impl Store {
     /// Opens the vault in `directory`, or makes one.
     pub(super) fn open(directory: &Path, material: &Material) -> Result<Self, VaultError> {
         let mut db = Connection::open(directory.join("vault.sqlite")).map_err(failed("open"))?;
+        // An exclusive journal stays after each write, with what was overwritten: emptied by its
+        // limit.
         db.execute_batch(
             "PRAGMA locking_mode = EXCLUSIVE;
              PRAGMA journal_mode = DELETE;
+             PRAGMA journal_size_limit = 0;
              PRAGMA synchronous = FULL;
              PRAGMA secure_delete = ON;
              PRAGMA temp_store = MEMORY;
@@ -413,6 +416,14 @@ impl Store {
             )
             .map(drop)
             .map_err(&write)
+    }
+
+    /// Removes an authority; its sealed key is overwritten with it.
+    pub(super) fn remove_authority(&self, certificate: &[u8]) -> Result<(), VaultError> {
+        self.db
+            .execute("DELETE FROM authority WHERE certificate = ?1", [certificate])
+            .map(drop)
+            .map_err(failed("write"))
     }
 
     /// Bytes that follow from this vault, the lease and the credential, and from nothing else.

@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 
 use super::VaultError;
 use super::secret::Secret;
+use crate::tls::authority::{AuthorityId, Public};
 
 /// Longest frame: the forms of two secrets of the greatest length, and room.
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
@@ -49,7 +50,10 @@ pub enum Request {
     /// → [`Reply::Sealed`]: everything is under a new data key.
     Rotate,
     /// Part: the public key, DER. → [`Reply::Leaf`] with the certificate, DER.
-    Leaf { host: String, life_seconds: u64 },
+    Leaf { authority: AuthorityId, host: String, life_seconds: u64 },
+    /// Retires former authorities that are not used, and makes the next one where that is wanted
+    /// or due. → [`Reply::Authorities`].
+    Authorities { wanted: bool, used: Vec<AuthorityId> },
 }
 
 /// A credential as policies define it, which the vault reads itself.
@@ -121,8 +125,7 @@ pub enum Reply {
     Open {
         pid: u32,
         key_source: String,
-        ca_pem: String,
-        ca_sha256: String,
+        authorities: Vec<Public>,
         notes: Vec<String>,
     },
     Done,
@@ -136,6 +139,10 @@ pub enum Reply {
         serial: u64,
         /// How long it may be used, where that is known.
         good_ms: Option<u64>,
+    },
+    /// The issuing one first.
+    Authorities {
+        authorities: Vec<Public>,
     },
     Leaf {
         /// The certificate's end, in seconds since 1970.

@@ -23,6 +23,7 @@ struct Rig {
     issued: Arc<AtomicUsize>,
     /// What the vault does before it issues.
     mood: Arc<(Mutex<Mood>, Condvar)>,
+    authority: AuthorityId,
     ca_pem: String,
     _dir: tempfile::TempDir,
 }
@@ -53,9 +54,9 @@ impl Rig {
         });
         let time = seconds.clone();
         let clock = Clock(Arc::new(move || Duration::from_secs(time.load(Ordering::SeqCst))));
-        let ca_pem = vault.ca_pem().to_owned();
+        let (authority, ca_pem) = (vault.authority_for(None), vault.ca_pem());
         let leaves = Leaves::with_clock(vault, clock).unwrap();
-        Self { leaves, seconds, issued, mood, ca_pem, _dir: dir }
+        Self { leaves, seconds, issued, mood, authority, ca_pem, _dir: dir }
     }
 
     fn set(&self, seconds: u64) {
@@ -76,11 +77,15 @@ impl Rig {
     }
 
     async fn hit(&self, name: &str) -> Arc<ServerConfig> {
-        self.leaves.server_config(&host(name), H2).await.unwrap()
+        self.leaves.server_config(self.authority, &host(name), H2).await.unwrap()
+    }
+
+    fn slot(&self, name: &str) -> Arc<Slot> {
+        self.leaves.0.slot(self.authority, &host(name)).unwrap()
     }
 
     fn kept(&self, name: &str) -> Arc<Leaf> {
-        let slot = self.leaves.0.slot(&host(name)).unwrap();
+        let slot = self.slot(name);
         lock(&slot.leaf).clone().unwrap()
     }
 
@@ -115,8 +120,10 @@ async fn a_hundred_connections_at_once_issue_one_certificate() {
     let rig = Rig::new();
     for round in 1..=2 {
         let hundred = (0..100).map(|_| {
-            let leaves = rig.leaves.clone();
-            tokio::spawn(async move { leaves.server_config(&host("a.example"), H2).await })
+            let (leaves, authority) = (rig.leaves.clone(), rig.authority);
+            tokio::spawn(
+                async move { leaves.server_config(authority, &host("a.example"), H2).await },
+            )
         });
         let hundred: Vec<_> = hundred.collect();
 
@@ -136,7 +143,7 @@ async fn a_hundred_connections_at_once_issue_one_certificate() {
 async fn each_list_of_protocols_has_a_configuration_and_all_of_a_host_take_its_tickets() {
     let rig = Rig::new();
     let both = rig.hit("a.example").await;
-    let one = rig.leaves.server_config(&host("a.example"), H1).await.unwrap();
+    let one = rig.leaves.server_config(rig.authority, &host("a.example"), H1).await.unwrap();
     let other = rig.hit("b.example").await;
 
     assert_eq!((both.alpn_protocols.len(), one.alpn_protocols.len()), (2, 1));
@@ -168,7 +175,7 @@ async fn a_leaf_from_the_cache_lasts_its_margin_wherever_the_clock_stands() {
         issued - 300 * DAY,
     ] {
         // Each with the first leaf in its place, whatever the time before did.
-        let slot = rig.leaves.0.slot(&host("a.example")).unwrap();
+        let slot = rig.slot("a.example");
         *lock(&slot.leaf) = Some(Arc::clone(&first));
         rig.set(then);
 
@@ -209,10 +216,10 @@ async fn a_leaf_is_renewed_before_it_expires() {
 async fn what_is_in_use_is_renewed_without_being_asked_for_and_the_rest_is_forgotten() {
     let rig = Rig::new();
     rig.hit("busy.example").await;
-    rig.leaves.prefetch(&host("idle.example"));
+    rig.leaves.prefetch(rig.authority, &host("idle.example"));
     rig.until("both", || rig.issued() == 2).await;
     rig.until("kept", || {
-        let slot = rig.leaves.0.slot(&host("idle.example")).unwrap();
+        let slot = rig.slot("idle.example");
         lock(&slot.leaf).is_some()
     })
     .await;
@@ -222,7 +229,8 @@ async fn what_is_in_use_is_renewed_without_being_asked_for_and_the_rest_is_forgo
 
     assert_eq!(rig.kept("busy.example").issued.as_secs(), rig.now());
     assert_eq!(rig.issued(), 3);
-    let hosts = rig.leaves.0.hosts();
+    let all = rig.leaves.0.hosts();
+    let hosts = &all[&rig.authority];
     assert!(!hosts.slots.contains_key(&host("idle.example")));
     assert_eq!(hosts.order.len(), hosts.slots.len());
 }
@@ -231,7 +239,7 @@ async fn what_is_in_use_is_renewed_without_being_asked_for_and_the_rest_is_forgo
 async fn a_prefetched_leaf_is_there_for_its_first_client() {
     let rig = Rig::new();
     for _ in 0..10 {
-        rig.leaves.prefetch(&host("a.example"));
+        rig.leaves.prefetch(rig.authority, &host("a.example"));
     }
 
     rig.hit("a.example").await;
@@ -248,10 +256,10 @@ async fn a_vault_that_fails_leaves_the_kept_leaf_in_use_until_its_end() {
 
     for (then, served) in [(end - 1, true), (end, false)] {
         rig.set(then);
-        let outcome = rig.leaves.server_config(&host("a.example"), H2).await;
+        let outcome = rig.leaves.server_config(rig.authority, &host("a.example"), H2).await;
         assert_eq!(outcome.is_ok(), served, "{then}");
     }
-    assert!(rig.leaves.server_config(&host("b.example"), H2).await.is_err());
+    assert!(rig.leaves.server_config(rig.authority, &host("b.example"), H2).await.is_err());
 }
 
 #[tokio::test]
@@ -259,13 +267,14 @@ async fn the_cache_is_bounded_and_keeps_what_is_used() {
     let rig = Rig::new();
     let busy = rig.hit("busy.example").await;
     for i in 0..3 * HOSTS_MAX {
-        rig.leaves.0.slot(&host(&format!("n{i}.example"))).unwrap();
-        rig.leaves.0.slot(&host("busy.example")).unwrap();
+        rig.slot(&format!("n{i}.example"));
+        rig.slot("busy.example");
     }
 
     let again = rig.hit("busy.example").await;
 
     assert!(Arc::ptr_eq(&busy, &again));
-    let hosts = rig.leaves.0.hosts();
+    let all = rig.leaves.0.hosts();
+    let hosts = &all[&rig.authority];
     assert_eq!((hosts.slots.len(), hosts.order.len()), (HOSTS_MAX, HOSTS_MAX));
 }

@@ -1,0 +1,161 @@
+//! The certificate authorities, on both sides of the vault's socket.
+//!
+//! The newest issues for leases that begin now; a former one for the leases that began with it,
+//! whose clients trust that one alone. Each change is one step of the store's: after a crash it
+//! has been made or not.
+
+use std::sync::Arc;
+
+use policies::Host;
+
+use super::store::Store;
+use super::wire::{Reply, Request};
+use super::{Secret, Vault, VaultError, lock, unexpected};
+use crate::tls::authority::{AuthorityId, Public};
+use crate::tls::ca::{self, Authority};
+
+/// Most authorities at once: the one that issues and those whose leases have not ended.
+pub const AUTHORITIES_MAX: usize = 4;
+/// Longest life of a leaf certificate: what a stolen leaf key could be used for.
+const LEAF_LIFE_SECONDS_MAX: u64 = 7 * 24 * 3600;
+
+/// The child's, with their keys: the newest first, and never none.
+pub(super) struct Authorities(Vec<Authority>);
+
+impl Authorities {
+    /// What the store holds; a new one when none will last.
+    pub(super) fn open(store: &mut Store, now: u64) -> Result<Self, VaultError> {
+        let kept = store.authorities()?.into_iter().map(Authority::load);
+        let mut all = Self(kept.collect::<Result<_, _>>().map_err(VaultError::Failed)?);
+        if !all.0.first().is_some_and(|newest| newest.lasts(now)) {
+            all.make(store, now)?;
+        }
+        Ok(all)
+    }
+
+    fn make(&mut self, store: &mut Store, now: u64) -> Result<(), VaultError> {
+        let kept = ca::make(now).map_err(VaultError::Failed)?;
+        store.add_authority(&kept)?;
+        self.0.insert(0, Authority::load(kept).map_err(VaultError::Failed)?);
+        Ok(())
+    }
+
+    /// Retires the former ones that nobody uses, and makes the next one when that is wanted or due.
+    ///
+    /// The one that issued until now is retired by a later call at the earliest: whoever asks may
+    /// have given it to somebody since it looked.
+    pub(super) fn tend(
+        &mut self,
+        store: &mut Store,
+        wanted: bool,
+        used: &[AuthorityId],
+        now: u64,
+    ) -> Result<(), VaultError> {
+        for at in (1..self.0.len()).rev() {
+            if !used.contains(&self.0[at].id()) {
+                store.remove_authority(self.0[at].certificate())?;
+                self.0.remove(at);
+            }
+        }
+        if !wanted && self.0[0].lasts(now) {
+            return Ok(());
+        }
+        if self.0.len() >= AUTHORITIES_MAX {
+            return Err(VaultError::Refused(format!(
+                "open leases use all of {AUTHORITIES_MAX} certificate authorities: end the oldest \
+                 leases first"
+            )));
+        }
+        self.make(store, now)
+    }
+
+    /// Those that can issue.
+    pub(super) fn public(&self, now: u64) -> Vec<Public> {
+        let usable = |(at, authority): &(usize, &Authority)| *at == 0 || !authority.has_ended(now);
+        self.0.iter().enumerate().filter(usable).map(|(_, authority)| authority.public()).collect()
+    }
+
+    /// Issues a leaf; its end and the certificate.
+    pub(super) fn issue(
+        &self,
+        id: AuthorityId,
+        host: &str,
+        spki: &[u8],
+        life_seconds: u64,
+        now: u64,
+    ) -> Result<(u64, Vec<u8>), VaultError> {
+        let host =
+            Host::parse(host).map_err(|error| VaultError::Invalid(format!("{host:?}: {error}")))?;
+        let authority = self.0.iter().find(|authority| authority.id() == id);
+        let Some(authority) = authority.filter(|authority| !authority.has_ended(now)) else {
+            let text = format!("the certificate authority {id} has ended: open the lease again");
+            return Err(VaultError::Refused(text));
+        };
+        let life = life_seconds.min(LEAF_LIFE_SECONDS_MAX);
+        let leaf = authority.issue(&host, spki, life, now).map_err(VaultError::Failed)?;
+        Ok((authority.leaf_end(life, now), leaf))
+    }
+}
+
+impl Vault {
+    /// The authorities, the issuing one first.
+    pub fn authorities(&self) -> Arc<[Public]> {
+        Arc::clone(&lock(&self.authorities))
+    }
+
+    /// Their certificates, PEM, in that order.
+    pub fn ca_pem(&self) -> String {
+        self.authorities().iter().map(|authority| authority.pem.as_str()).collect()
+    }
+
+    /// The authority for a lease: the one that its clients trust, while it is there, else the
+    /// issuing one.
+    pub fn authority_for(&self, trusted: Option<AuthorityId>) -> AuthorityId {
+        let all = self.authorities();
+        let kept = trusted.and_then(|id| all.iter().find(|authority| authority.id == id));
+        kept.unwrap_or(&all[0]).id
+    }
+
+    /// One certificate, PEM; of one that is not there, all.
+    pub fn pem_of(&self, id: AuthorityId) -> String {
+        let all = self.authorities();
+        let one = all.iter().find(|authority| authority.id == id);
+        one.map_or_else(|| self.ca_pem(), |authority| authority.pem.clone())
+    }
+
+    /// Retires the former authorities that are not `used`, and makes the next one when that is
+    /// wanted or due. One call at a time, so that the answers are taken in their order.
+    pub async fn tend_authorities(
+        &self,
+        wanted: bool,
+        used: Vec<AuthorityId>,
+    ) -> Result<Arc<[Public]>, VaultError> {
+        let request = Request::Authorities { wanted, used };
+        match self.connection.ask(&request, &[]).await? {
+            (Reply::Authorities { authorities }, _) if !authorities.is_empty() => {
+                let all: Arc<[Public]> = authorities.into();
+                *lock(&self.authorities) = Arc::clone(&all);
+                Ok(all)
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Has the child issue a leaf certificate for `host` over the public key `spki` (DER), valid
+    /// for at most `life_seconds`. Returns DER and its end, in seconds since 1970.
+    pub async fn issue_leaf(
+        &self,
+        authority: AuthorityId,
+        host: &Host,
+        spki: &[u8],
+        life_seconds: u64,
+    ) -> Result<(Vec<u8>, u64), VaultError> {
+        let request = Request::Leaf { authority, host: host.to_string(), life_seconds };
+        match self.connection.ask(&request, &[Secret::concat(&[spki])]).await? {
+            (Reply::Leaf { not_after }, parts) if parts.len() == 1 => {
+                Ok((parts[0].expose_secret().to_vec(), not_after))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}
