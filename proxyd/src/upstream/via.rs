@@ -38,7 +38,7 @@ pub struct Proxy {
     pub label: Arc<str>,
     tls: Arc<ClientConfig>,
     /// Its password as the vault knows credentials: for this host alone.
-    credential: Option<Credential>,
+    credential: Option<Arc<Credential>>,
 }
 
 impl Proxy {
@@ -48,7 +48,7 @@ impl Proxy {
             trust::private_file("password of the upstream proxy", path)?;
         }
         let credential = row.login.as_ref().and_then(|login| match &login.password {
-            PasswordPlace::Vault(name) => Some(Credential {
+            PasswordPlace::Vault(name) => Some(Arc::new(Credential {
                 environment: None,
                 name: "upstream-proxy".to_owned(),
                 secret: SecretRef { backend: Backend::Local, path: name.clone() },
@@ -59,7 +59,7 @@ impl Proxy {
                 env: Vec::new(),
                 shape: None,
                 allow_plaintext: !row.tls,
-            }),
+            })),
             PasswordPlace::File(_) => None,
         });
         let label = row.host.authority(row.port).into();

@@ -10,7 +10,6 @@
 //! supervisor starts both processes again. A new child inside an old proxyd would have to be
 //! started from a process that is confined by then.
 
-mod authorities;
 pub mod child;
 mod connection;
 pub mod fetch;
@@ -29,7 +28,7 @@ mod wire;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ipc::daemon::SelfExec;
@@ -41,7 +40,6 @@ pub use key::KeySource;
 pub use secret::Secret;
 
 use crate::scrub::Patterns;
-use crate::tls::authority::Public;
 use connection::Connection;
 pub use wire::Scope;
 use wire::{Named, Reply, Request};
@@ -52,6 +50,8 @@ pub const RENDERED_SECONDS: u64 = 5;
 const FETCH_SECONDS: u64 = 20;
 /// Most rendered credentials kept.
 const RENDERED_MAX: usize = 256;
+/// Most definitions whose digest is remembered.
+const NAMED_MAX: usize = 1024;
 /// Most placeholders remembered; they are no secrets.
 const PLACEHOLDERS_MAX: usize = 4096;
 
@@ -90,6 +90,8 @@ pub struct VaultFacts {
     pub pid: u32,
     /// `systemd-credential`, `passphrase`, `key-file`.
     pub key_source: String,
+    /// SHA-256 of the certificate that issues, hex.
+    pub ca_sha256: String,
     /// What is weaker here than in the best case, in words.
     pub notes: Vec<String>,
 }
@@ -116,16 +118,18 @@ pub fn directory(state: &Path) -> PathBuf {
 pub struct Vault {
     connection: Arc<Connection>,
     rendered: Arc<Mutex<RenderedMap>>,
+    named: Arc<Mutex<NamedMap>>,
     placeholders: Arc<Mutex<HashMap<(LeaseId, String), String>>>,
-    /// Replaced as a whole.
-    authorities: Arc<Mutex<Arc<[Public]>>>,
+    ca_pem: Arc<str>,
 }
 
 type RenderedMap = HashMap<RenderedKey, Kept>;
+/// By the definition's place in memory, which is not used again while something points to it.
+type NamedMap = HashMap<usize, (Weak<Credential>, Arc<Named>)>;
 
 #[derive(PartialEq, Eq, Hash)]
 struct RenderedKey {
-    credential: Named,
+    credential: Arc<Named>,
     scope: Option<Scope>,
     host: Host,
 }
@@ -163,19 +167,17 @@ impl Vault {
     }
 
     fn opened(connection: Connection, first: Reply) -> Result<(Vault, VaultFacts), VaultError> {
-        let Reply::Open { pid, key_source, authorities, notes } = first else {
+        let Reply::Open { pid, key_source, ca_pem, ca_sha256, notes } = first else {
             return Err(VaultError::Failed("the vault process began with another message".into()));
         };
-        if authorities.is_empty() {
-            return Err(VaultError::Failed("the vault process has no certificate authority".into()));
-        }
         let vault = Vault {
             connection: Arc::new(connection),
             rendered: Arc::default(),
+            named: Arc::default(),
             placeholders: Arc::default(),
-            authorities: Arc::new(Mutex::new(authorities.into())),
+            ca_pem: ca_pem.into(),
         };
-        Ok((vault, VaultFacts { pid, key_source, notes }))
+        Ok((vault, VaultFacts { pid, key_source, ca_sha256, notes }))
     }
 
     /// Starts the tasks that carry messages and wipe what is no longer used. Call once, inside the
@@ -197,6 +199,11 @@ impl Vault {
     /// Resolves when the child has ended: proxyd must then end too, with a failure.
     pub async fn gone(&self) {
         self.connection.gone().await;
+    }
+
+    /// The CA certificates, PEM: the issuing one first.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
     }
 
     /// What a lease's sandbox sees in place of the credential, by variable; one without a variable
@@ -249,7 +256,7 @@ impl Vault {
     /// Renders `credential` for a request to `host`.
     pub async fn render(
         &self,
-        credential: &Credential,
+        credential: &Arc<Credential>,
         host: &Host,
     ) -> Result<Arc<Rendered>, VaultError> {
         self.render_for(credential, host, None).await
@@ -258,11 +265,11 @@ impl Vault {
     /// Renders a key that signs within that scope.
     pub async fn render_for(
         &self,
-        credential: &Credential,
+        credential: &Arc<Credential>,
         host: &Host,
         scope: Option<Scope>,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let key = RenderedKey { credential: named(credential), scope, host: host.clone() };
+        let key = RenderedKey { credential: self.named(credential), scope, host: host.clone() };
         if let Some(kept) = lock(&self.rendered).get(&key)
             && Instant::now() < kept.until
         {
@@ -275,18 +282,19 @@ impl Vault {
     /// there is no other to be had.
     pub async fn render_again(
         &self,
-        credential: &Credential,
+        credential: &Arc<Credential>,
         host: &Host,
         refused: u64,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let key = RenderedKey { credential: named(credential), scope: None, host: host.clone() };
+        let key =
+            RenderedKey { credential: self.named(credential), scope: None, host: host.clone() };
         self.ask_rendered(key, credential, Some(refused)).await
     }
 
     async fn ask_rendered(
         &self,
         key: RenderedKey,
-        credential: &Credential,
+        credential: &Arc<Credential>,
         refused: Option<u64>,
     ) -> Result<Arc<Rendered>, VaultError> {
         let since = Instant::now();
@@ -298,7 +306,7 @@ impl Vault {
                 Request::Password { secret: credential.secret.path.clone(), user: user.clone() }
             }
             _ => Request::Render {
-                credential: key.credential.clone(),
+                credential: Named::clone(&key.credential),
                 host: key.host.to_string(),
                 scope: key.scope.clone(),
                 refused,
@@ -364,17 +372,47 @@ impl Vault {
         if credentials.is_empty() {
             return Ok(Patterns::new(&[]));
         }
-        let credentials = credentials.iter().map(|credential| named(credential)).collect();
+        let named = |credential: &Arc<Credential>| Named::clone(&self.named(credential));
+        let credentials = credentials.iter().map(named).collect();
         let (_, needles) = self.connection.ask(&Request::Needles { credentials }, &[]).await?;
         Ok(Patterns::new(&needles))
     }
-}
 
-fn named(credential: &Credential) -> Named {
-    Named {
-        environment: credential.environment.clone().unwrap_or_default(),
-        name: credential.name.clone(),
-        print: known::print(credential),
+    /// How the vault is asked for the credential. The digest of a definition costs more than the
+    /// rest of a small request, so each is made once.
+    fn named(&self, credential: &Arc<Credential>) -> Arc<Named> {
+        let place = Arc::as_ptr(credential).addr();
+        let mut known = lock(&self.named);
+        if let Some((_, named)) = known.get(&place) {
+            return Arc::clone(named);
+        }
+        if known.len() >= NAMED_MAX {
+            known.clear();
+        }
+        let named = Arc::new(Named {
+            environment: credential.environment.clone().unwrap_or_default(),
+            name: credential.name.clone(),
+            print: known::print(credential),
+        });
+        known.insert(place, (Arc::downgrade(credential), Arc::clone(&named)));
+        named
+    }
+
+    /// Has the child issue a leaf certificate for `host` over the public key `spki` (DER), valid
+    /// for at most `life_seconds`. Returns DER and its end, in seconds since 1970.
+    pub async fn issue_leaf(
+        &self,
+        host: &Host,
+        spki: &[u8],
+        life_seconds: u64,
+    ) -> Result<(Vec<u8>, u64), VaultError> {
+        let request = Request::Leaf { host: host.to_string(), life_seconds };
+        match self.connection.ask(&request, &[Secret::concat(&[spki])]).await? {
+            (Reply::Leaf { not_after }, parts) if parts.len() == 1 => {
+                Ok((parts[0].expose_secret().to_vec(), not_after))
+            }
+            _ => Err(unexpected()),
+        }
     }
 }
 
