@@ -16,6 +16,8 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::sys::wipe;
+
 thread_local! {
     static HERE: Cell<Option<usize>> = const { Cell::new(None) };
 }
@@ -150,6 +152,7 @@ fn start_one(index: usize, end: CancellationToken) -> io::Result<Shard> {
     let handle = runtime.handle().clone();
     std::thread::Builder::new().name(format!("traffic-{index}")).spawn(move || {
         HERE.set(Some(index));
+        let _keeping = wipe::keep_blocks();
         runtime.block_on(end.cancelled());
         // What still hangs in a lookup of the host's resolver must not keep the thread.
         runtime.shutdown_background();
