@@ -10,6 +10,7 @@
 //! supervisor starts both processes again. A new child inside an old proxyd would have to be
 //! started from a process that is confined by then.
 
+mod authorities;
 pub mod child;
 mod connection;
 pub mod fetch;
@@ -40,6 +41,7 @@ pub use key::KeySource;
 pub use secret::Secret;
 
 use crate::scrub::Patterns;
+use crate::tls::authority::Public;
 use connection::Connection;
 pub use wire::Scope;
 use wire::{Named, Reply, Request};
@@ -90,8 +92,6 @@ pub struct VaultFacts {
     pub pid: u32,
     /// `systemd-credential`, `passphrase`, `key-file`.
     pub key_source: String,
-    /// SHA-256 of the certificate that issues, hex.
-    pub ca_sha256: String,
     /// What is weaker here than in the best case, in words.
     pub notes: Vec<String>,
 }
@@ -120,7 +120,8 @@ pub struct Vault {
     rendered: Arc<Mutex<RenderedMap>>,
     named: Arc<Mutex<NamedMap>>,
     placeholders: Arc<Mutex<HashMap<(LeaseId, String), String>>>,
-    ca_pem: Arc<str>,
+    /// Replaced as a whole.
+    authorities: Arc<Mutex<Arc<[Public]>>>,
 }
 
 type RenderedMap = HashMap<RenderedKey, Kept>;
@@ -167,17 +168,20 @@ impl Vault {
     }
 
     fn opened(connection: Connection, first: Reply) -> Result<(Vault, VaultFacts), VaultError> {
-        let Reply::Open { pid, key_source, ca_pem, ca_sha256, notes } = first else {
+        let Reply::Open { pid, key_source, authorities, notes } = first else {
             return Err(VaultError::Failed("the vault process began with another message".into()));
         };
+        if authorities.is_empty() {
+            return Err(VaultError::Failed("the vault process has no certificate authority".into()));
+        }
         let vault = Vault {
             connection: Arc::new(connection),
             rendered: Arc::default(),
             named: Arc::default(),
             placeholders: Arc::default(),
-            ca_pem: ca_pem.into(),
+            authorities: Arc::new(Mutex::new(authorities.into())),
         };
-        Ok((vault, VaultFacts { pid, key_source, ca_sha256, notes }))
+        Ok((vault, VaultFacts { pid, key_source, notes }))
     }
 
     /// Starts the tasks that carry messages and wipe what is no longer used. Call once, inside the
@@ -199,11 +203,6 @@ impl Vault {
     /// Resolves when the child has ended: proxyd must then end too, with a failure.
     pub async fn gone(&self) {
         self.connection.gone().await;
-    }
-
-    /// The CA certificates, PEM: the issuing one first.
-    pub fn ca_pem(&self) -> &str {
-        &self.ca_pem
     }
 
     /// What a lease's sandbox sees in place of the credential, by variable; one without a variable
@@ -396,23 +395,6 @@ impl Vault {
         });
         known.insert(place, (Arc::downgrade(credential), Arc::clone(&named)));
         named
-    }
-
-    /// Has the child issue a leaf certificate for `host` over the public key `spki` (DER), valid
-    /// for at most `life_seconds`. Returns DER and its end, in seconds since 1970.
-    pub async fn issue_leaf(
-        &self,
-        host: &Host,
-        spki: &[u8],
-        life_seconds: u64,
-    ) -> Result<(Vec<u8>, u64), VaultError> {
-        let request = Request::Leaf { host: host.to_string(), life_seconds };
-        match self.connection.ask(&request, &[Secret::concat(&[spki])]).await? {
-            (Reply::Leaf { not_after }, parts) if parts.len() == 1 => {
-                Ok((parts[0].expose_secret().to_vec(), not_after))
-            }
-            _ => Err(unexpected()),
-        }
     }
 }
 
