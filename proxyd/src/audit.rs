@@ -183,9 +183,9 @@ impl Audit {
         &self,
         write: impl Fn(&mut State) -> Result<T, AuditError>,
     ) -> Result<T, AuditError> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = None;
         loop {
-            let synced = {
+            let (synced, behind) = {
                 let mut state = self.0.state();
                 let behind = state.journal.last() - state.synced;
                 if behind < UNSYNCED_MAX {
@@ -193,11 +193,13 @@ impl Audit {
                     self.0.wake(&mut state);
                     return written;
                 }
-                if Instant::now() >= deadline {
-                    return Err(AuditError::Full(behind));
-                }
-                self.0.synced.subscribe()
+                (self.0.synced.subscribe(), behind)
             };
+            let now = Instant::now();
+            let deadline = *deadline.get_or_insert(now + PATIENCE);
+            if now >= deadline {
+                return Err(AuditError::Full(behind));
+            }
             // Whatever ends the wait, the state is looked at again.
             let _ = tokio::time::timeout_at(deadline.into(), self.0.caught_up(synced)).await;
         }

@@ -18,8 +18,10 @@ pub fn request() -> RequestId {
         if fetched.len() < ID_CHARACTERS {
             *fetched = ipc::id::random_text(ID_CHARACTERS * IDS);
         }
-        let id = fetched.split_off(fetched.len() - ID_CHARACTERS);
-        RequestId::parse(&format!("req_{id}")).expect("letters and digits make an id")
+        let rest = fetched.len() - ID_CHARACTERS;
+        let id = ["req_", &fetched[rest..]].concat();
+        fetched.truncate(rest);
+        RequestId::try_from(id).expect("letters and digits make an id")
     })
 }
 

@@ -68,9 +68,8 @@ pub struct Asked<'a> {
 
 /// Answers one request, one way or the other.
 pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
-    let form = Form::of(&asked.head);
     if let Some((id, refusal)) = &scene.standing {
-        refuse(scene, &mut asked, refusal, form, id).await;
+        refuse(scene, &mut asked, refusal, id).await;
         return asked;
     }
     let id = ids::request();
@@ -81,13 +80,13 @@ pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
         Err(error) => {
             let refusal = error.into();
             record_denied(&scene.daemon, line, &refusal).await;
-            refuse(scene, &mut asked, &refusal, form, &id).await;
+            refuse(scene, &mut asked, &refusal, &id).await;
             return asked;
         }
     };
     match judge(scene, &mut asked, line).await {
-        Ok(judged) => carry(scene, &mut asked, judged, form, &id).await,
-        Err(refusal) => refuse(scene, &mut asked, &refusal, form, &id).await,
+        Ok(judged) => carry(scene, &mut asked, judged, &id).await,
+        Err(refusal) => refuse(scene, &mut asked, &refusal, &id).await,
     }
     drop(place);
     asked
@@ -260,12 +259,13 @@ fn prepare_for_search(headers: &mut Fields) {
 }
 
 /// Sends the request on and the answer back.
-async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form, id: &RequestId) {
+async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &RequestId) {
     let Judged { permit, injected, spare, guard, mut outcome, flow } = judged;
     let idle = scene.daemon.idle.exchange;
     let refused_token = renewal(scene, &permit, &injected, spare.is_some());
     let mut going = Going { injected, spare, guard, idle };
     let carried = tokio::select! {
+        biased;
         carried = exchange(scene, asked, permit, &mut going, &mut outcome, &flow) => carried,
         () = flow.stop.cancelled() => {
             Err(Refusal::denied(403, "policy_changed", "the policy no longer allows this request"))
@@ -280,7 +280,7 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, form: Form,
         if asked.responder.has_started() {
             asked.responder.abort();
         } else {
-            refuse(scene, asked, &refusal, form, id).await;
+            refuse(scene, asked, &refusal, id).await;
         }
     } else {
         outcome.done();
@@ -451,13 +451,8 @@ async fn attempt(
     exchange::run(legs, out, answer).await.map_err(Attempt::Exchange)
 }
 
-async fn refuse(
-    scene: &Scene,
-    asked: &mut Asked<'_>,
-    refusal: &Refusal,
-    form: Form,
-    id: &RequestId,
-) {
+async fn refuse(scene: &Scene, asked: &mut Asked<'_>, refusal: &Refusal, id: &RequestId) {
+    let form = Form::of(&asked.head);
     if !asked.body.is_done() {
         asked.responder.close();
         // Some clients of HTTP/2 that are answered before they sent their body neither send it nor
@@ -477,7 +472,7 @@ fn line(scene: &Scene, head: &RequestHead, id: &RequestId) -> Line {
     Line {
         request: Some(id.clone()),
         entry: Some("http".to_owned()),
-        host: Some(scene.host.to_string()),
+        host: Some(scene.host.name().map_or_else(|| scene.host.to_string(), str::to_owned)),
         port: Some(scene.port),
         method: text(&head.method),
         path: text(head.path()),
@@ -510,20 +505,21 @@ pub struct Outcome {
     daemon: Arc<Daemon>,
     pub line: Line,
     pub tally: Tally,
+    ended: bool,
 }
 
 impl Outcome {
     /// `line` is that of the decision.
     pub fn new(daemon: Arc<Daemon>, line: Line) -> Self {
-        let reason = Some("broken off: the lease or proxyd ended".to_owned());
-        Self { daemon, line: Line { reason, ..line }, tally: Tally::default() }
+        Self { daemon, line, tally: Tally::default(), ended: false }
     }
 
     pub fn done(&mut self) {
-        self.line.reason = None;
+        self.ended = true;
     }
 
     pub fn refused(&mut self, refusal: &Refusal) {
+        self.ended = true;
         self.line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
         self.daemon.leases.note(&self.line, refusal);
         if self.tally.status().is_none() {
@@ -536,6 +532,9 @@ impl Drop for Outcome {
     fn drop(&mut self) {
         let mut line = std::mem::take(&mut self.line);
         line.status = self.tally.status().or(line.status);
+        if !self.ended {
+            line.reason = Some("broken off: the lease or proxyd ended".to_owned());
+        }
         line.bytes_up = Some(self.tally.up());
         line.bytes_down = Some(self.tally.down());
         line.duration_ms = Some(self.tally.elapsed_ms());

@@ -35,6 +35,8 @@ pub(super) struct Journal {
     last: u64,
     head: Hash,
     keys: HashSet<u64>,
+    /// What the last record is found by: mostly the next one too.
+    found_by: FoundBy,
     /// Frames that are not with the kernel yet, and how many of them are outcomes.
     waiting: Vec<u8>,
     waiting_outcomes: u64,
@@ -86,6 +88,7 @@ impl Journal {
             last: found.last,
             head: found.head,
             keys: found.keys,
+            found_by: FoundBy::default(),
             waiting: Vec::new(),
             waiting_outcomes: 0,
             lost: 0,
@@ -170,7 +173,9 @@ impl Journal {
         }
         let mut at = 0;
         while let Some(frame) = record::frame(batch, at) {
-            add_keys(&mut self.keys, frame.fields);
+            if !self.found_by.is_same(frame.fields) {
+                add_keys(&mut self.keys, frame.fields);
+            }
             at = frame.end;
         }
         self.end += batch.len() as u64;
@@ -183,6 +188,7 @@ impl Journal {
         let full = std::mem::replace(&mut self.file, Arc::new(file));
         self.unsynced.push(full);
         let keys = std::mem::take(&mut self.keys);
+        self.found_by = FoundBy::default();
         // Without them the segment is read when it is asked for.
         let _ = read::keep_keys(&self.dir, self.first, &keys);
         (self.first, self.end) = (first, found.end);
@@ -228,6 +234,23 @@ impl Journal {
     #[cfg(test)]
     pub(super) fn fill_segment(&mut self) {
         self.end = self.end.max(SEGMENT_BYTES);
+    }
+}
+
+/// The part of a record's bytes that names what it is found by.
+#[derive(Default)]
+struct FoundBy(Vec<u8>);
+
+impl FoundBy {
+    /// Whether these fields name the same as those before; remembers them otherwise.
+    fn is_same(&mut self, fields: &[u8]) -> bool {
+        let Some(names) = record::names(fields) else { return false };
+        if names == self.0 {
+            return true;
+        }
+        self.0.clear();
+        self.0.extend_from_slice(names);
+        false
     }
 }
 

@@ -154,6 +154,20 @@ pub(super) fn keys(fields: &[u8]) -> Option<Keys<'_>> {
     Some(Keys { number, lease, session, calls: cursor.text()?.unwrap_or("") })
 }
 
+/// The bytes of all that a record is found by, from the lease to the calls.
+pub(super) fn names(fields: &[u8]) -> Option<&[u8]> {
+    let mut cursor = Cursor(fields);
+    cursor.take(8 + 8 + 1 + 8)?;
+    let mask = cursor.take(1)?[0];
+    cursor.take(mask.count_ones() as usize * 8)?;
+    cursor.raw_text()?;
+    let from = cursor.0;
+    for _ in 0..4 {
+        cursor.raw_text()?;
+    }
+    from.get(..from.len() - cursor.0.len())
+}
+
 /// The whole record; none when its bytes are no record.
 pub(super) fn decode(fields: &[u8], hash: &Hash) -> Option<AuditRecord> {
     let mut cursor = Cursor(fields);
@@ -222,10 +236,17 @@ impl<'a> Cursor<'a> {
         Some(u64::from_le_bytes(*self.take(8)?.first_chunk()?))
     }
 
-    fn text(&mut self) -> Option<Option<&'a str>> {
+    fn raw_text(&mut self) -> Option<Option<&'a [u8]>> {
         let length = u16::from_le_bytes(*self.take(2)?.first_chunk()?);
         let Some(length) = length.checked_sub(1) else { return Some(None) };
-        std::str::from_utf8(self.take(length.into())?).ok().map(Some)
+        self.take(length.into()).map(Some)
+    }
+
+    fn text(&mut self) -> Option<Option<&'a str>> {
+        match self.raw_text()? {
+            None => Some(None),
+            Some(text) => std::str::from_utf8(text).ok().map(Some),
+        }
     }
 
     fn string(&mut self) -> Option<Option<String>> {

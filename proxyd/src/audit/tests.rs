@@ -192,6 +192,24 @@ async fn verify_names_what_was_changed_and_what_is_missing() {
 }
 
 #[tokio::test]
+async fn a_lease_whose_records_are_alike_is_found_in_every_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = open(&dir);
+    let lease = LeaseId::parse("lease_1").ok();
+    for number in 0..6 {
+        audit.note(&Line { lease: lease.clone(), ..line("/") }).await.unwrap();
+        if number % 2 == 1 {
+            audit.0.state().journal.fill_segment();
+        }
+    }
+
+    let page = audit.page(Filter { limit: 9, lease, ..Filter::default() }).await.unwrap();
+
+    let found: Vec<u64> = page.records.iter().map(|record| record.seq).collect();
+    assert_eq!(found, [1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test]
 async fn verify_notices_a_segment_that_was_changed_removed_emptied_or_put_in_from_elsewhere() {
     let [dir, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (audit, another) = (open(&dir), open(&elsewhere));

@@ -39,6 +39,9 @@ pub fn parse(text: &str) -> Option<(Host, Option<u16>)> {
 /// connection's. What is written in another way than the judged name, but for the case of letters,
 /// goes on as the judged name: what was judged is what the upstream reads.
 pub fn settle<'a>(text: &'a str, host: &Host, port: u16) -> Option<Cow<'a, str>> {
+    if is_as_judged(text, host, port) {
+        return Some(Cow::Borrowed(text));
+    }
     let (named, named_port) = parse(text)?;
     if named != *host || named_port.is_some_and(|named| named != port) {
         return None;
@@ -51,6 +54,19 @@ pub fn settle<'a>(text: &'a str, host: &Host, port: u16) -> Option<Cow<'a, str>>
         return Some(Cow::Borrowed(text));
     }
     Some(Cow::Owned(canonical))
+}
+
+/// Whether it is written as nearly all are: the judged name, in any case of letters, and no port or
+/// the connection's.
+fn is_as_judged(text: &str, host: &Host, port: u16) -> bool {
+    let Some(name) = host.name() else { return false };
+    let Some((named, after)) = text.split_at_checked(name.len()) else { return false };
+    let same_port = |digits: &str| {
+        let plain = !digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit());
+        plain && digits.parse() == Ok(port)
+    };
+    named.eq_ignore_ascii_case(name)
+        && (after.is_empty() || after.strip_prefix(':').is_some_and(same_port))
 }
 
 /// Whether two authorities of one request, each of that scheme, name the same.
@@ -133,6 +149,8 @@ mod tests {
         for (text, name, expected) in [
             ("Api.Test", "api.test", "Api.Test"),
             ("api.test:443", "api.test", "api.test:443"),
+            ("API.test:443", "api.test", "API.test:443"),
+            ("api.test:0443", "api.test", "api.test:443"),
             ("api.test.", "api.test", "api.test"),
             ("api.test.:0443", "api.test", "api.test:443"),
             ("ａｐｉ.test", "api.test", "api.test"),
@@ -148,6 +166,9 @@ mod tests {
         }
         for (text, name) in [
             ("api.test:444", "api.test"),
+            ("api.test:+443", "api.test"),
+            ("api.test:", "api.test"),
+            ("api.test443", "api.test"),
             ("api.tést", "api.test"),
             ("api.test..", "api.test"),
             ("[2001:db8::7%25eth0]", "2001:db8::7"),

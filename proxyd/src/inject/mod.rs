@@ -199,7 +199,9 @@ pub async fn inject(
             made.into_iter().map(|(_, placeholder)| placeholder).collect()
         }
     };
-    if let Some(place) = stray::first_foreign(head, &own).filter(|_| !own.is_empty()) {
+    if !own.is_empty()
+        && let Some(place) = stray::first_foreign(head, &own)
+    {
         return Err(InjectError::Foreign { place });
     }
     check_destination(permit, credential, context, head)?;

@@ -1,9 +1,9 @@
 //! What is under way on a lease, so that a changed policy can stop what it no longer allows.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use foldhash::HashMap;
 use policies::{
     ConnectDecision, Decision, Denial, DenialCode, EgressRequest, Host, Permit, Policy, Scheme,
 };

@@ -14,21 +14,28 @@ use tokio::time::{Instant, Sleep, sleep_until};
 pub struct Alarm(Option<Pin<Box<Sleep>>>);
 
 impl Alarm {
-    /// Resolves when nothing is left. `left` may grow from call to call.
-    pub async fn ring(&mut self, left: impl Fn() -> Duration) {
-        let due = Instant::now() + left();
-        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
-        if sleep.deadline() > due || sleep.is_elapsed() {
-            sleep.as_mut().reset(due);
+    /// Resolves when it is `due`, which may move on from call to call. No clock is read before
+    /// the timer rings.
+    pub async fn ring(&mut self, due: impl Fn() -> Instant) {
+        let first = due();
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(first)));
+        if sleep.deadline() > first || sleep.is_elapsed() {
+            sleep.as_mut().reset(first);
         }
         loop {
             sleep.as_mut().await;
-            let left = left();
-            if left.is_zero() {
+            let due = due();
+            if due <= Instant::now() {
                 return;
             }
-            sleep.as_mut().reset(Instant::now() + left);
+            sleep.as_mut().reset(due);
         }
+    }
+
+    /// Resolves when `limit` has passed since the first look at this.
+    pub async fn after(&mut self, limit: Duration) {
+        let due = Instant::now() + limit;
+        self.ring(|| due).await;
     }
 }
 
@@ -38,8 +45,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(100);
 
-    fn since(begun: Instant) -> impl Fn() -> Duration {
-        move || LIMIT.saturating_sub(begun.elapsed())
+    fn since(begun: Instant) -> impl Fn() -> Instant {
+        move || begun + LIMIT
     }
 
     #[tokio::test(start_paused = true)]
@@ -68,7 +75,7 @@ mod tests {
     async fn a_shorter_limit_holds_after_a_longer_one_was_set() {
         let mut alarm = Alarm::default();
         tokio::select! {
-            () = alarm.ring(|| LIMIT * 6) => panic!("it rang too soon"),
+            () = alarm.after(LIMIT * 6) => panic!("it rang too soon"),
             () = tokio::time::sleep(Duration::from_secs(1)) => {}
         }
         let begun = Instant::now();

@@ -94,13 +94,12 @@ impl Tally {
 
     /// Resolves when nothing has moved for `idle`.
     pub async fn silence(&self, idle: Duration) {
-        Alarm::default().ring(|| self.left(idle)).await;
+        Alarm::default().ring(|| self.due(idle)).await;
     }
 
-    /// How much longer nothing may move.
-    fn left(&self, idle: Duration) -> Duration {
-        let moved = Duration::from_millis(self.moved.load(Ordering::Relaxed));
-        idle.saturating_sub(self.begun.elapsed().saturating_sub(moved))
+    /// Until when nothing may move.
+    fn due(&self, idle: Duration) -> Instant {
+        self.begun + Duration::from_millis(self.moved.load(Ordering::Relaxed)) + idle
     }
 }
 
@@ -218,11 +217,13 @@ pub async fn run(
             gone(body, tally).await;
             ExchangeError::ClientGone
         });
-        let mut silence = pin!(alarm.ring(|| tally.left(idle)));
+        let mut silence = pin!(alarm.ring(|| tally.due(idle)));
         let mut download = pin!(download(answer, responder, &scrubbing));
         tokio::select! {
-            error = &mut client => return Err(error),
+            // An answer that is there needs no look at the client.
+            biased;
             result = &mut download => result?,
+            error = &mut client => return Err(error),
             () = &mut silence => return Err(ExchangeError::Idle(idle)),
         }
     };
@@ -232,8 +233,8 @@ pub async fn run(
             let Some(upgrade) = upgrade else { return Err(AnswerError::Unasked.into()) };
             upgrade.check(&head)?;
             let to_client = responder.switch(&head).await.map_err(ExchangeError::Client)?;
-            let scrubber =
-                patterns.map(|patterns| BodyScrubber::new(patterns, None)).transpose()?;
+            let protocol = head.headers.first("upgrade").cloned().unwrap_or_default();
+            let scrubber = patterns.map(|patterns| BodyScrubber::switched(patterns, &protocol));
             let search = Search { guard: upgrade.guard, scrubber };
             let ends = Ends { client: body, to_upstream: out, upstream: reading, to_client };
             switched::run(ends, search, tally, idle).await
@@ -294,6 +295,7 @@ async fn download<'a>(
 ) -> Result<Switched<'a>, ExchangeError> {
     let (mut head, body, framing) = loop {
         let (mut head, next) = tokio::select! {
+            biased;
             got = answer.head() => got?,
             () = responder.gone() => return Err(ExchangeError::ClientGone),
         };

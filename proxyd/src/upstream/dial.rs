@@ -41,23 +41,29 @@ const NO_PROTOCOL: &str = "received fatal alert: NoApplicationProtocol";
 pub struct Endpoint {
     /// The address that was judged and is reached; none where a proxy resolves the name.
     pub reached: Option<SocketAddr>,
-    via: Option<Arc<str>>,
+    /// In words, for every record of a request that goes there.
+    text: Arc<str>,
 }
 
 impl Endpoint {
     /// An address that is reached without a proxy.
     pub fn direct(address: SocketAddr) -> Self {
-        Self { reached: Some(address), via: None }
+        Self { reached: Some(address), text: address.to_string().into() }
+    }
+
+    fn through(proxy: &Proxy, reached: Option<SocketAddr>) -> Self {
+        let via = &proxy.label;
+        let text = match &reached {
+            Some(address) => format!("{address} via {via}"),
+            None => format!("via {via}"),
+        };
+        Self { reached, text: text.into() }
     }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.reached, &self.via) {
-            (Some(address), None) => address.fmt(f),
-            (Some(address), Some(via)) => write!(f, "{address} via {via}"),
-            (None, via) => write!(f, "via {}", via.as_deref().unwrap_or("nobody")),
-        }
+        f.write_str(&self.text)
     }
 }
 
@@ -258,15 +264,14 @@ impl Dialer {
                 let authority = permit.host().authority(permit.port());
                 let authority = address.map_or(authority, |address| address.to_string());
                 let stream = self.through(proxy, &route.way, &authority).await?;
-                Ok((stream, Endpoint { reached: *address, via: Some(Arc::clone(&proxy.label)) }))
+                Ok((stream, Endpoint::through(proxy, *address)))
             }
             To::Judged(proxy, addresses) => {
                 let mut failure = proxy.failed("there is no address to ask it for", None);
                 for address in addresses {
                     match self.through(proxy, &route.way, &address.to_string()).await {
                         Ok(stream) => {
-                            let via = Some(Arc::clone(&proxy.label));
-                            return Ok((stream, Endpoint { reached: Some(*address), via }));
+                            return Ok((stream, Endpoint::through(proxy, Some(*address))));
                         }
                         Err(error) => failure = error,
                     }
@@ -294,7 +299,7 @@ impl Dialer {
         let room = self.room(permit, &route.way).await?;
         if let To::Named(proxy, reached) = &route.to {
             let stream = proxy.reach(&self.resolver, route.way.row.connect_timeout).await?;
-            let address = Endpoint { reached: *reached, via: Some(Arc::clone(&proxy.label)) };
+            let address = Endpoint::through(proxy, *reached);
             return Ok(Dialled { stream: held(stream, room), address, speaks_h2: false });
         }
         let (stream, address) = self.tunnel(permit, route).await?;

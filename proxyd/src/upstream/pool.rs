@@ -4,10 +4,10 @@
 //! environment, scheme, host, port, the credential that requests on it carry, and the way: CA,
 //! client certificate, proxy and all else that the operator's table says about the host.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use policies::{Host, Scheme};
 
 use super::dial::Endpoint;
@@ -54,7 +54,7 @@ struct Kept {
 impl Default for Kept {
     fn default() -> Self {
         let count_max = idle_max(process::descriptors());
-        Self { idle: HashMap::new(), count: 0, count_max }
+        Self { idle: HashMap::default(), count: 0, count_max }
     }
 }
 

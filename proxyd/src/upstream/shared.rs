@@ -4,12 +4,12 @@
 //! of requests to a new host costs one handshake. When all are as full as their upstream allows,
 //! another is opened, up to a bound; beyond it requests queue.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use foldhash::HashMap;
 use h2::client::SendRequest;
 
 use super::dial::Endpoint;

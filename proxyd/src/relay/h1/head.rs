@@ -84,7 +84,7 @@ fn parse_response_into<'a>(
     }
     let head = ResponseHead {
         status,
-        reason: Bytes::copy_from_slice(reason.as_bytes()),
+        reason: slice(bytes, reason.as_bytes()),
         headers: fields(bytes, parsed.headers)?,
     };
     Ok((head, version(parsed.version)?))
@@ -135,6 +135,8 @@ const DECISIVE: [&str; 3] = ["content-length", "transfer-encoding", "host"];
 
 fn fields(bytes: &Bytes, parsed: &[Header<'_>]) -> Result<Fields, HeadError> {
     let mut list = Fields::new();
+    // Room for what is added on the way: mostly one credential.
+    list.reserve(parsed.len() + 2);
     for header in parsed {
         let name = bytes.slice_ref(header.name.as_bytes());
         let value = slice(bytes, header.value);
@@ -192,7 +194,8 @@ pub fn print_field(out: &mut BytesMut, name: &[u8], value: &[u8]) {
 pub fn print_response(head: &ResponseHead) -> BytesMut {
     let mut out = BytesMut::with_capacity(512);
     out.put_slice(b"HTTP/1.1 ");
-    out.put_slice(head.status.to_string().as_bytes());
+    // Three digits: other numbers were refused.
+    out.put_slice(&[100, 10, 1].map(|unit| b'0' + (head.status / unit % 10) as u8));
     out.put_u8(b' ');
     if head.reason.is_empty() {
         out.put_slice(canonical_reason(head.status).as_bytes());

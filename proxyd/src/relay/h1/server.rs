@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::body::{Reading, Writing};
 use super::framing::{self, Ambiguous, Framing, Version};
@@ -76,22 +76,26 @@ impl Connection {
 
     /// The next request.
     pub async fn next(&mut self) -> Result<Incoming, NextError> {
-        let begun = Instant::now();
         let begins = tokio::select! {
             biased;
             begins = self.reader.begins() => begins,
-            () = self.alarm.ring(|| IDLE.saturating_sub(begun.elapsed())) => Ok(false),
+            () = self.alarm.after(IDLE) => Ok(false),
         };
         if !matches!(begins, Ok(true)) {
             return Err(NextError::Ended);
         }
-        let bytes = match timeout(HEAD, self.reader.head()).await {
-            Err(_) => return Err(NextError::Slow),
-            Ok(Ok(Some(bytes))) => bytes,
-            Ok(Ok(None) | Err(HeadError::Io(_) | HeadError::Truncated)) => {
+        let read = tokio::select! {
+            // Most heads are there as a whole, and need no timer.
+            biased;
+            read = self.reader.head() => read,
+            () = self.alarm.after(HEAD) => return Err(NextError::Slow),
+        };
+        let bytes = match read {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) | Err(HeadError::Io(_) | HeadError::Truncated) => {
                 return Err(NextError::Ended);
             }
-            Ok(Err(error)) => return Err(NextError::Head(error)),
+            Err(error) => return Err(NextError::Head(error)),
         };
         let mut raw = head::parse_request(&bytes).map_err(NextError::Head)?;
         let framing = framing::of_request(raw.version, &raw.headers)?;

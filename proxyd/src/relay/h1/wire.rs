@@ -92,10 +92,15 @@ pub fn join(reader: Reader, writer: Writer) -> Stream {
 impl Reader {
     /// Reads more; false at the end of the stream. Safe to cancel.
     pub async fn fill(&mut self) -> io::Result<bool> {
+        self.fill_into(self.room).await
+    }
+
+    /// The same with room for at least so many bytes.
+    async fn fill_into(&mut self, room: usize) -> io::Result<bool> {
         if self.ended {
             return Ok(false);
         }
-        self.buffer.reserve(self.room);
+        self.buffer.reserve(room);
         let length = self.io.read_buf(&mut self.buffer).await?;
         if length == 0 {
             self.ended = true;
@@ -145,7 +150,8 @@ impl Reader {
             if self.buffer.len() >= AHEAD_BYTES_MAX {
                 return pending().await;
             }
-            match self.fill().await {
+            // Mostly nothing comes, and what is left of the buffer behind the head would do.
+            match self.fill_into(1).await {
                 Ok(true) => {}
                 Ok(false) if self.is_plain => return End::Half,
                 Ok(false) | Err(_) => return End::Closed,
@@ -220,7 +226,7 @@ fn skip_empty_lines(buffer: &mut BytesMut, scanned: &mut usize) -> Result<(), He
 /// peer's parser that also takes a bare LF or CR would see other lines than we judged.
 fn head_end(bytes: &[u8], scanned: usize) -> Result<Option<usize>, HeadError> {
     let from = scanned.saturating_sub(3);
-    for at in from..bytes.len() {
+    for at in memchr::memchr3_iter(0, b'\r', b'\n', &bytes[from..]).map(|at| from + at) {
         match bytes[at] {
             0 => return Err(HeadError::Malformed("NUL byte")),
             b'\n' if at == 0 || bytes[at - 1] != b'\r' => {
