@@ -159,3 +159,68 @@ impl Vault {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use rcgen::PublicKeyData;
+
+    use super::super::tests::in_process_by;
+    use super::*;
+
+    const DAY: u64 = 24 * 3600;
+
+    #[tokio::test]
+    async fn the_next_authority_is_made_years_ahead_and_the_former_issues_until_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let time = Arc::new(AtomicU64::new(super::super::child::now_unsigned()));
+        let clock = Arc::clone(&time);
+        let vault = in_process_by(dir.path(), move || clock.load(Ordering::SeqCst));
+        let at = |seconds| time.store(seconds, Ordering::SeqCst);
+        let spki = rcgen::KeyPair::generate().unwrap().subject_public_key_info();
+        let host = Host::parse("api.example").unwrap();
+        let issues = async |id| vault.issue_leaf(id, &host, &spki, DAY).await;
+        let first = vault.authorities()[0].clone();
+
+        at(first.not_after - 3 * 365 * DAY);
+        let early = vault.tend_authorities(false, vec![]).await.unwrap();
+        at(first.not_after - 365 * DAY - 1);
+        let due = vault.tend_authorities(false, vec![]).await.unwrap();
+
+        assert_eq!(&*early, std::slice::from_ref(&first));
+        assert_eq!((due.len(), &due[1]), (2, &first));
+        // Whoever was told of the first is served by it, and who comes now by the second.
+        assert_eq!(vault.authority_for(Some(first.id)), first.id);
+        assert_eq!(vault.authority_for(None), due[0].id);
+        at(first.not_after - 1);
+        assert_eq!(vault.tend_authorities(false, vec![first.id]).await.unwrap(), due);
+        let (_, end) = issues(first.id).await.unwrap();
+        assert_eq!(end, first.not_after);
+
+        at(first.not_after);
+        let ended = vault.tend_authorities(false, vec![first.id]).await.unwrap();
+        assert_eq!(&*ended, &due[..1]);
+        assert_eq!(vault.authority_for(Some(first.id)), due[0].id);
+        let refused = issues(first.id).await.unwrap_err();
+        assert!(refused.to_string().contains("open the lease again"), "{refused}");
+        issues(due[0].id).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_authority_is_retired_when_nobody_uses_it_and_never_with_the_word_that_follows_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let vault = in_process_by(dir.path(), super::super::child::now_unsigned);
+        let ids = |all: Arc<[Public]>| all.iter().map(|one| one.id).collect::<Vec<_>>();
+        let first = vault.authorities()[0].id;
+
+        let two = ids(vault.tend_authorities(true, vec![]).await.unwrap());
+        assert_eq!((two.len(), two[1]), (2, first));
+        let three = ids(vault.tend_authorities(true, vec![first]).await.unwrap());
+        assert_eq!(three[1..], two);
+        // Not in the order of their age: the middle one is used, the oldest is not.
+        let left = ids(vault.tend_authorities(false, vec![two[0]]).await.unwrap());
+        assert_eq!(left, [three[0], two[0]]);
+        assert_eq!(ids(vault.tend_authorities(false, vec![]).await.unwrap()), [three[0]]);
+    }
+}
