@@ -33,7 +33,7 @@ async fn rotate(proxyd: &Proxyd) -> Result<Vec<CertificateAuthority>, String> {
     Ok(list.authorities)
 }
 
-/// Whether a client of this lease that trusts `ca_pem` alone gets through its handshake with a host.
+/// Whether a client of this lease that trusts `ca_pem` alone gets through a handshake with a host.
 async fn verifies(lease: &Lease, ca_pem: &str, host: &str) -> bool {
     let stream = lease.connect(&format!("{host}:443")).await;
     let connector = TlsConnector::from(client_config(ca_pem, b"http/1.1"));

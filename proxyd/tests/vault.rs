@@ -405,7 +405,7 @@ fn authorities(vault: &Vault) -> Vec<Value> {
     vault.open["authorities"].as_array().unwrap().clone()
 }
 
-/// A kill comes at another moment in each round: before it is asked, in the middle of a write, after.
+/// A kill comes at another moment in each round: before a write, in the middle of it, after it.
 #[test]
 fn killed_in_the_middle_of_a_rotation_it_has_all_authorities_that_are_in_use() {
     let dir = directory();
