@@ -155,8 +155,8 @@ pub struct Opened {
     /// `Proxy-Authorization: Bearer TOKEN`.
     pub token: Option<String>,
     /// The CA certificate that this lease's leaf certificates are issued from, PEM: the same for as
-    /// long as it is open, and when it is opened again, also when the CA has been rotated since. The
-    /// holder merges it with the trust store of the sandbox's root.
+    /// long as it is open, and when it is opened again, whatever was rotated since. The holder
+    /// merges it with the trust store of the sandbox's root.
     pub ca_pem: String,
     /// Variables for the sandbox: names from the policy, values are placeholders.
     pub env: Vec<(String, String)>,
