@@ -391,9 +391,17 @@ pub enum Kind {
 #[derive(Debug, Subcommand)]
 pub enum Policy {
     /// Check every file of a directory and show what is wrong where
+    ///
+    /// What no host could do is an error. What only this host can tell (directories of `root` and
+    /// `mounts`, the kernel) is shown beside it, and counts with --here: leave that out where
+    /// files are checked for another host, as in CI.
+    #[command(after_help = CHECK_STATUS)]
     Check {
         #[arg(default_value = "policies")]
         dir: PathBuf,
+        /// Fail where sandboxes could not be made on this host
+        #[arg(long)]
+        here: bool,
     },
 }
 
@@ -405,22 +413,20 @@ pub fn subcommand(words: &[OsString]) -> Option<String> {
         let word = word.to_str()?;
         let Some(flag) = word.strip_prefix("--") else {
             return command.find_subcommand(word).map(|found| found.get_name().to_owned());
-    ///
-    /// What no host could do is an error. What only this host can tell (directories of `root` and
-    /// `mounts`, the kernel) is shown beside it, and counts with --here: leave that out where
-    /// files are checked for another host, as in CI.
-    #[command(after_help = CHECK_STATUS)]
         };
         let (name, joined) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
         let flag = command.get_arguments().find(|known| known.get_long() == Some(name))?;
-        /// Fail where sandboxes could not be made on this host
-        #[arg(long)]
-        here: bool,
         if flag.get_action().takes_values() && !joined {
             words.next();
         }
     }
     None
+}
+
+/// Whether a line that could not be read asks for JSON: what stands after `--` belongs to another
+/// command.
+pub fn wants_json(words: &[OsString]) -> bool {
+    words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
 }
 
 #[cfg(test)]
@@ -436,12 +442,6 @@ mod tests {
     fn a_commands_own_flags_are_not_taken_for_ours() {
         let words = ["cleanhands", "exec", "-e", "dev", "--", "ls", "--json", "-e", "x"];
         let args = Args::try_parse_from(words).unwrap();
-
-/// Whether a line that could not be read asks for JSON: what stands after `--` belongs to another
-/// command.
-pub fn wants_json(words: &[OsString]) -> bool {
-    words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
-}
 
         assert!(!args.global.json);
         assert!(matches!(args.command, Command::Exec(e) if e.argv == ["ls", "--json", "-e", "x"]));

@@ -77,8 +77,8 @@ fn main() -> ExitCode {
 
 /// What stands beside the word `secret` may be one, and is not repeated.
 fn misused(error: &clap::Error, words: &[OsString]) -> ExitCode {
-    match args::subcommand(words).as_deref() {
     let json = args::wants_json(words);
+    match args::subcommand(words).as_deref() {
         Some("secret") => secret::misused(error, true, json),
         None if words.iter().any(|word| word == "secret") => secret::misused(error, false, json),
         _ if json => Failure::usage(error).report(true),

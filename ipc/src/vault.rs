@@ -47,11 +47,11 @@ pub struct Health {
     /// What is wrong with the files as they are now, so that former ones are in force.
     #[serde(default)]
     pub problem: Option<String>,
-}
-
     /// Its files.
     #[serde(default)]
     pub in_force: crate::in_force::InForce,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretInfo {
     pub name: String,

@@ -31,8 +31,8 @@ use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
 use crate::reload;
 use crate::rotation::{self, RotationError};
 use crate::scrub;
-use crate::vault::{Secret, VaultError};
 use crate::sys::accounts::account;
+use crate::vault::{Secret, VaultError};
 
 /// How long running calls may still take when the daemon ends.
 pub const DRAIN: Duration = Duration::from_secs(3);
@@ -81,10 +81,10 @@ fn is_member(peer: Principal, group: u32) -> bool {
     peer.gid == group || account(peer.uid).gids.contains(&group)
 }
 
-    request: Request,
 async fn only_trusted(
     State((daemon, operators)): State<(Arc<Daemon>, Option<u32>)>,
     Extension(peer): Extension<Principal>,
+    request: Request,
     next: Next,
 ) -> Response {
     if daemon.trusts(peer) || operators.is_some_and(|group| is_member(peer, group)) {
@@ -109,10 +109,10 @@ async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
         vault_pid: daemon.facts.pid,
         policies: Some(daemon.policies.dir().to_owned()),
         problem: reload::problem(&daemon),
+        in_force: daemon.configured.in_force(&daemon.policies),
     })
 }
 
-        in_force: daemon.configured.in_force(&daemon.policies),
 async fn ca(State(daemon): State<Arc<Daemon>>) -> Response {
     let kind = [(http::header::CONTENT_TYPE, "application/x-pem-file")];
     (kind, daemon.vault.ca_pem()).into_response()

@@ -148,6 +148,7 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     let stop = CancellationToken::new();
     let (daemon, sockets) = start::assemble(prepared)?;
     let vault = daemon.vault.clone();
+    let operators = control::operators(&sockets.control);
     let control = ipc::http::serve(
         sockets.control,
         control::router(Arc::clone(&daemon), operators),
@@ -159,7 +160,6 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     let shard = daemon.shards.for_listener();
     let egress = shards::moved(sockets.egress, shard).map_err(StartError::Runtime)?;
     shard.spawn(entry::explicit::serve(Arc::clone(&daemon), egress, stop.clone()));
-    let operators = control::operators(&sockets.control);
     tokio::spawn(Arc::clone(&daemon.leases).sweep());
     tokio::spawn(daemon.upstreams.clone().sweep());
     tokio::spawn(daemon.leaves.clone().keep_fresh());
