@@ -51,6 +51,7 @@ pub async fn secret(global: &Global, what: Secret) -> Result<ExitCode, Failure> 
 }
 
 async fn set(global: &Global, proxyd: &Client, name: &str) -> Result<ExitCode, Failure> {
+    check_name(name)?;
     let stored = store(proxyd, name, asked_for(name).await?).await?;
     if global.json {
         term::json_line(&stored)?;
@@ -58,6 +59,21 @@ async fn set(global: &Global, proxyd: &Client, name: &str) -> Result<ExitCode, F
         term::line(&format!("stored {} (version {})", term::printable(name), stored.version))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a name that no policy could use, before a value is asked for. It is not repeated: it may
+/// be the value.
+fn check_name(name: &str) -> Result<(), Failure> {
+    if policies::is_secret_name(name) {
+        return Ok(());
+    }
+    let text = "no policy could name such a secret; nothing was stored";
+    Err(Failure { code: Code::Invalid, ..Failure::new(text) }
+        .with_hint(
+            "a name has 1 to 128 characters of A-Z a-z 0-9 . _ - and begins with a letter or \
+             digit; it is not shown here, as it may be a value",
+        )
+        .with_status(USAGE))
 }
 
 /// Hands a value to the vault and wipes it here.

@@ -272,3 +272,13 @@ fn no_colour_codes_without_a_terminal() {
 
     assert!(!output.stdout.contains(&0x1b));
 }
+
+#[test]
+fn a_name_that_no_policy_can_use_is_refused_before_a_value_is_asked_for() {
+    for name in ["a/b", "-a", ".a", "a b", "a:b", "\u{e9}", &"a".repeat(129)] {
+        let line = ["--runtime-dir", "/nonexistent", "secret", "set", "--", name];
+        let errors = misused(&line);
+
+        assert!(errors.contains("A-Z a-z 0-9 . _ -") && !errors.contains(name), "{errors}");
+    }
+}

@@ -44,6 +44,13 @@ pub enum Backend {
     File,
 }
 
+/// Whether a policy can name a secret of the embedded vault so.
+pub fn is_secret_name(path: &str) -> bool {
+    path.len() <= 128
+        && path.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && path.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
 /// How a credential is put into a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inject {

@@ -36,6 +36,7 @@ mod shipped;
 pub use address::AddressRange;
 pub use credential::{
     Backend, Client, ClientAuth, Credential, Grant, GrantKind, Inject, Place, SecretRef, When,
+    is_secret_name,
 };
 pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};

@@ -71,6 +71,11 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ("[sandbox]\nmounts = [{ source = \"/a/../b\", target = \"/x\" }]", "2:22", "without \"..\""),
     ("[sandbox]\nmounts = [{ target = \"/x\" }]", "2:11", "lacks \"source\""),
     ("[sandbox.env]\n\"A-B\" = \"x\"", "2:1", "a variable's name"),
+    ("[sandbox.env]\n\"A=B\" = \"x\"", "2:1", "a variable's name"),
+    ("[sandbox.env]\n\"\" = \"x\"", "2:1", "a variable's name"),
+    ("[sandbox.env]\nA = \"x\\u0000y\"", "2:5", "cannot hold NUL"),
+    ("[sandbox.env]\nSSL_CERT_FILE = \"/x\"", "2:1", "set by sandboxd in every sandbox"),
+    ("[sandbox.env]\nGIT_CONFIG_KEY_7 = \"x\"", "2:1", "set by sandboxd in every sandbox"),
     // Hosts.
     ("[[egress.allow]]\nports = [443]", "1:1", "egress.allow[0] lacks \"hosts\""),
     ("[[egress.allow]]\nhosts = []", "2:1", "allows nothing"),
@@ -270,6 +275,10 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ("end", "token = \"SECRET-CANARY\"\nend", "unknown key \"token\""),
     ("end", "env = \"A B\"\nend", "a variable's name"),
     ("end", "env = \"T\"\n[sandbox.env]\nT = \"x\"", "is set in [sandbox.env] too"),
+    ("end", "env = \"PATH\"", "PATH is no variable for a placeholder"),
+    ("end", "env = [\"T\", \"LD_PRELOAD\"]", "LD_PRELOAD is no variable for a placeholder"),
+    ("end", "env = \"https_proxy\"", "https_proxy is no variable for a placeholder"),
+    ("end", "env = \"CURL_CA_BUNDLE\"", "set by sandboxd in every sandbox"),
 ];
 
 #[test]

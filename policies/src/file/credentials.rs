@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::groups::Groups;
 use super::reader::{Reader, Section, Span, Spanned};
-use super::{inject, is_name, is_variable};
-use crate::credential::{Backend, Credential, Inject, SecretRef, When};
+use super::{inject, is_name, variables};
+use crate::credential::{Backend, Credential, Inject, SecretRef, When, is_secret_name};
 use crate::diagnostic::nearest;
 
 pub(crate) const CREDENTIAL: &[&str] =
@@ -159,8 +159,8 @@ fn env(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<String> {
         true => section.string(reader, "env").into_iter().collect(),
         false => section.strings(reader, "env").unwrap_or_default(),
     };
-    for name in names.iter().filter(|name| !is_variable(&name.value)) {
-        reader.error(&name.span, "a variable's name is made of letters, digits and \"_\"");
+    for name in &names {
+        variables::check_placeholder(reader, name);
     }
     names.into_iter().map(|name| name.value).collect()
 }
@@ -218,17 +218,10 @@ fn secret(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<SecretRef> {
         reader.error_hint(&text.span, message, "supported: local, file");
         return None;
     }
-    if !is_path(path) {
+    if !is_secret_name(path) {
         let message = "a secret's name is made of letters, digits, \".\", \"_\", \"-\"";
         reader.error(&text.span, message);
         return None;
     }
     Some(SecretRef { backend: Backend::Local, path: path.to_owned() })
-}
-
-/// A secret's name in the embedded vault.
-pub(super) fn is_path(path: &str) -> bool {
-    path.len() <= 128
-        && path.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && path.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }

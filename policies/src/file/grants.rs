@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::egress::split_url;
 use super::inject::required;
 use super::reader::{Reader, Section, Spanned};
-use crate::credential::{Client, ClientAuth, Grant, GrantKind};
+use crate::credential::{Client, ClientAuth, Grant, GrantKind, is_secret_name};
 use crate::egress::Scheme;
 
 pub(crate) const OAUTH2: &[&str] = &[
@@ -86,8 +86,7 @@ fn client(reader: &mut Reader<'_>, section: &Section<'_>, grant: &str) -> Option
             let message = "with \"client-credentials\" the credential's secret is the client's";
             reader.error(&text.span, message);
         }
-        let name =
-            text.value.strip_prefix("local:").filter(|name| super::credentials::is_path(name));
+        let name = text.value.strip_prefix("local:").filter(|name| is_secret_name(name));
         if name.is_none() && !own {
             let hint = "client-secret = \"local:NAME\"";
             reader.error_hint(&text.span, "a client's secret is named, as in \"local:NAME\"", hint);

@@ -350,7 +350,9 @@ impl FileProxy {
 /// What stands in a wrong entry is not repeated: it may be the password itself.
 fn password(place: &str) -> Result<PasswordPlace, String> {
     match place.split_once(':') {
-        Some(("local", name)) if !name.is_empty() => Ok(PasswordPlace::Vault(name.to_owned())),
+        Some(("local", name)) if policies::is_secret_name(name) => {
+            Ok(PasswordPlace::Vault(name.to_owned()))
+        }
         Some(("file", path)) if path.starts_with('/') => Ok(PasswordPlace::File(path.into())),
         _ => Err("password says where it lies: \"local:NAME\" for a secret of the vault, or \
                   \"file:/absolute/path\""

@@ -24,8 +24,6 @@ use crate::tls::ca::Kept;
 
 /// Versions kept of each secret: the current one and the one before.
 const VERSIONS_KEPT: u64 = 2;
-/// Longest name of a secret.
-const NAME_BYTES_MAX: usize = 128;
 /// How often the last use of a secret is written down: more often would cost a disk write for
 /// each request.
 const LAST_USE_SECONDS: i64 = 60;
@@ -477,12 +475,14 @@ fn summary(kept: &Kept) -> String {
     format!("{certificate} {} {}", kept.not_before, kept.not_after)
 }
 
+/// What no policy could name would be of no use to anybody.
 fn check_name(name: &str) -> Result<(), VaultError> {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-    match !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(legal) {
+    match policies::is_secret_name(name) {
         true => Ok(()),
         false => Err(VaultError::Invalid(
-            "a secret's name has 1 to 128 characters of A-Z a-z 0-9 - _ . /".into(),
+            "a secret's name has 1 to 128 characters of A-Z a-z 0-9 . _ - and begins with a \
+             letter or digit"
+                .into(),
         )),
     }
 }
