@@ -31,7 +31,7 @@ use flow::Flows;
 use names::Names;
 use notes::Notes;
 use places::Room;
-use share::{Share, Shares};
+use share::{Share, Shares, Taken};
 use tokens::{Hash, Tokens};
 
 /// Calls that one lease may have running at once, as its holder says.
@@ -56,6 +56,8 @@ pub struct Lease {
     pub room: Arc<Room>,
     /// Its share of requests under way.
     pub requests: Share,
+    /// What it takes of the descriptors for leases.
+    _sockets: Taken,
     /// Its share of connections that are told that there is no room.
     pub refusals: Share,
     /// Its share of memory for bodies that are held back.
@@ -78,7 +80,7 @@ impl Lease {
         open: Open,
         terms: &Terms,
         names: Names,
-        shares: &Shares,
+        (shares, sockets): (&Shares, Taken),
         end: CancellationToken,
     ) -> Self {
         let harness = open.holder == Holder::Harness && open.session.is_none();
@@ -101,6 +103,7 @@ impl Lease {
             notes: Notes::default(),
             room: shares.connections(harness),
             requests: shares.requests(harness),
+            _sockets: sockets,
             refusals: shares.refusals(),
             held: shares.held(),
             end,
@@ -214,8 +217,11 @@ fn tenant(open: &Open) -> String {
 pub enum EnterError {
     #[error("lease {0} is open already")]
     Open(LeaseId),
-    #[error("{0} leases are open, and there are descriptors for no more")]
-    Full(usize),
+    #[error(
+        "no descriptors are left for one more lease of {0}: close some, or raise LimitNOFILE= of \
+         proxyd"
+    )]
+    Full(String),
     #[error("another lease has this token")]
     Token,
     #[error("lease {lease}: {source}")]
@@ -282,11 +288,14 @@ impl Leases {
         if token.is_some_and(|token| self.table().tokens.find(&token).is_some_and(|of| *of != id)) {
             return Err(EnterError::Token);
         }
+        let sockets = self.shares.lease(&open.owner, open.descriptors.len());
+        let sockets = sockets.map_err(|_| EnterError::Full(open.owner.clone()))?;
         let graced = self.reserve(&id)?;
         let names = Names::open(&self.dir.join(id.as_str()), &tenant(&open));
         match names.and_then(|names| names.settle(choose).map(|()| names)) {
             Ok(names) => {
-                let lease = Arc::new(Lease::new(open, terms, names, &self.shares, end));
+                let shares = (&self.shares, sockets);
+                let lease = Arc::new(Lease::new(open, terms, names, shares, end));
                 let mut table = self.table();
                 table.live.insert(id.clone(), Some(Arc::clone(&lease)));
                 if let Some(token) = token {
@@ -306,9 +315,6 @@ impl Leases {
     /// Holds the id while its bindings are read, so that nobody removes them meanwhile.
     fn reserve(&self, id: &LeaseId) -> Result<Option<Graced>, EnterError> {
         let mut table = self.table();
-        if table.live.len() >= self.shares.leases {
-            return Err(EnterError::Full(self.shares.leases));
-        }
         if table.live.contains_key(id) {
             return Err(EnterError::Open(id.clone()));
         }

@@ -10,11 +10,11 @@ use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// A lease's share of connections is a sixteenth; of what is common there are 96, of places for
-/// clients without a token 16.
-const DESCRIPTORS: u64 = 512;
-const SHARE: usize = 32;
-const COMMON: usize = 96;
+/// A lease's share of connections is a sixteenth; of what is common there are 192, of places for
+/// clients without a token 32.
+const DESCRIPTORS: u64 = 1024;
+const SHARE: usize = 64;
+const COMMON: usize = 192;
 const FIRST: usize = 4;
 
 const PLAIN: &str = r#"
@@ -107,6 +107,20 @@ async fn leases_that_take_all_they_get_cannot_keep_a_fresh_one_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn holders_that_say_nothing_do_not_keep_others_from_opening_leases() {
+    let (proxyd, _raw, _plain) = started().await;
+    let silent: Vec<_> = (0..300)
+        .map(|_| ipc::fd::Channel::connect(&proxyd.layout.proxyd_lease()).unwrap())
+        .collect();
+
+    let lease = proxyd.lease().await;
+
+    assert!(tunnel(&lease).await.is_ok());
+    let told = timely(silent[0].receive::<ipc::lease::LeaseReply>()).await;
+    assert!(told.is_err(), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_rests_makes_room_for_the_next_of_its_lease() {
     let (proxyd, _raw, _plain) = started().await;
     let lease = proxyd.lease().await;
@@ -133,7 +147,7 @@ async fn clients_that_say_nothing_do_not_keep_others_from_the_egress_socket() {
     let (proxyd, _raw, _plain) = started().await;
     let lease = proxyd.lease().await;
     let mut silent = Vec::new();
-    for _ in 0..140 {
+    for _ in 0..300 {
         silent.push(lease.plain().await);
     }
 

@@ -7,7 +7,6 @@
 //! a sandbox's connection. A target in absolute form is one request; with `https://` proxyd makes
 //! the TLS itself, which is how harnessd calls models: the socket is as private as its directory.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,7 +28,7 @@ use crate::Daemon;
 use crate::audit::Line;
 use crate::head::RequestHead;
 use crate::lease::Lease;
-use crate::lease::places::{Place, Room, Seat};
+use crate::lease::places::{Place, Seat};
 use crate::lease::share::Exhausted;
 use crate::relay::h1::framing::Framing;
 use crate::relay::h1::server::{Connection, Incoming, NextError};
@@ -49,7 +48,6 @@ const TURNED_AWAY: Duration = Duration::from_secs(5);
 /// Accepts clients until `stop`. Until its first head says which lease it is under, a connection
 /// has a place among those of its user; nobody waits behind connections that say nothing.
 pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: CancellationToken) {
-    let mut rooms = Strangers::default();
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -66,28 +64,13 @@ pub async fn serve(daemon: Arc<Daemon>, listener: UnixListener, stop: Cancellati
                 continue;
             }
         };
-        let room = rooms.of(uid, &daemon);
+        let room = daemon.leases.shares.stranger(uid);
         // All that hold a place are closed sooner or later; whoever finds none is closed now.
         let Ok(place) = room.place(&daemon.ending, false).await else { continue };
         let serving = Arc::clone(&daemon);
         daemon.shards.serve(&daemon.tasks, stream, move |stream| {
             connection(serving, Stream::new(stream), Known::Nothing, place)
         });
-    }
-}
-
-/// Rooms for the clients that have not said yet whose they are, one for each user.
-#[derive(Default)]
-struct Strangers(HashMap<u32, Arc<Room>>);
-
-impl Strangers {
-    fn of(&mut self, uid: u32, daemon: &Daemon) -> Arc<Room> {
-        if !self.0.contains_key(&uid) {
-            // Those of users who have none here are made anew when they come again.
-            self.0.retain(|_, room| Arc::strong_count(room) > 1);
-        }
-        let made = || daemon.leases.shares.strangers();
-        Arc::clone(self.0.entry(uid).or_insert_with(made))
     }
 }
 

@@ -16,6 +16,7 @@ use policies::Policy;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::places::Place;
 use super::tokens::{self, Hash};
 use super::{CALLS_MAX, EnterError, Lease};
 use crate::entry::{ACCEPT_PAUSE, explicit, transparent};
@@ -38,7 +39,11 @@ pub async fn serve(daemon: Arc<Daemon>, listener: ChannelListener, stop: Cancell
         };
         match accepted {
             Ok(channel) => {
-                let holding = hold(Arc::clone(&daemon), channel, stop.clone());
+                let Ok(peer) = channel.peer() else { continue };
+                let room = daemon.leases.shares.stranger(peer.uid);
+                // All that hold a place say what they want, or are closed.
+                let Ok(place) = room.place(&stop, false).await else { continue };
+                let holding = hold(Arc::clone(&daemon), channel, peer, place, stop.clone());
                 daemon.tasks.spawn(holding);
             }
             Err(error) => {
@@ -50,9 +55,16 @@ pub async fn serve(daemon: Arc<Daemon>, listener: ChannelListener, stop: Cancell
 }
 
 /// One connection from its first message to its end.
-async fn hold(daemon: Arc<Daemon>, channel: Channel, stop: CancellationToken) {
-    let Ok(peer) = channel.peer() else { return };
-    let first = tokio::time::timeout(OPEN, channel.receive::<LeaseRequest>()).await;
+async fn hold(
+    daemon: Arc<Daemon>,
+    channel: Channel,
+    peer: Principal,
+    place: Place,
+    stop: CancellationToken,
+) {
+    let first = tokio::time::timeout(OPEN, channel.receive::<LeaseRequest>());
+    let Some(first) = place.seat().end.run_until_cancelled(first).await else { return };
+    let Some(opening) = place.seat().works() else { return };
     let (open, terms, descriptors) = match first {
         Ok(Ok((LeaseRequest::Open(open), descriptors))) => (open, Terms::default(), descriptors),
         Ok(Ok((LeaseRequest::OpenFor { open, terms }, descriptors))) => (open, terms, descriptors),
@@ -83,6 +95,7 @@ async fn hold(daemon: Arc<Daemon>, channel: Channel, stop: CancellationToken) {
         }
         Err(fault) => return refuse(&channel, fault).await,
     };
+    drop((opening, place));
     tracing::info!(
         lease = %lease.id, environment = lease.environment, owner = lease.owner, "lease opened"
     );

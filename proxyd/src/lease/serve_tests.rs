@@ -19,7 +19,8 @@ fn lease(dir: &std::path::Path) -> Arc<Lease> {
     };
     let names = Names::open(&dir.join("names"), "x").unwrap();
     let (shares, end) = (Shares::here(), CancellationToken::new());
-    Arc::new(Lease::new(open, &Terms::default(), names, &shares, end))
+    let sockets = shares.lease("x", 0).unwrap();
+    Arc::new(Lease::new(open, &Terms::default(), names, (&shares, sockets), end))
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,6 +8,7 @@
 //! that has just come are served whatever all others do. The rest is common, and nobody may have
 //! more of it than is then left: one alone gets a half, two a third each, and so on.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -21,6 +22,9 @@ const REQUESTS_MAX: usize = 1024;
 /// Leases at once, where the process may have many descriptors. One host does not run more
 /// sandboxes than this.
 const LEASES_MAX: usize = 16 * 1024;
+/// Descriptors that a lease takes at least: its connection, its sockets and for each of them the
+/// client that was accepted and waits.
+const LEASE_SOCKETS_MIN: usize = 4;
 /// Connections, and requests, that every lease can have whatever all others do.
 const FIRST: usize = 4;
 /// How long a client that has not said whose it is is left alone while others wait for its place.
@@ -153,15 +157,18 @@ impl Drop for Taken {
 ///
 /// All descriptors are spoken for, in sixteenths: five for clients' connections, five for requests
 /// under way, one for idle connections to upstreams, one for HTTP/2 connections to them that are
-/// kept, two for leases (each has up to three sockets), a half for clients that have not said yet
-/// whose they are, a quarter for those who are told that there is no room. What is left is for the
+/// kept, two for leases and their sockets, a half for clients and holders that have not said yet
+/// what they want, a quarter for those who are told that there is no room. What is left is for the
 /// control sockets, the audit, the vault and lookups.
 pub struct Shares {
-    /// Leases at once.
-    pub leases: usize,
     part: usize,
+    leases: Arc<Common>,
+    /// Of leases, one for each owner.
+    owners: Mutex<HashMap<String, Share>>,
     connections: Arc<Places>,
     strangers: Arc<Places>,
+    /// Of strangers, one for each user.
+    users: Mutex<HashMap<u32, Arc<Room>>>,
     requests: Arc<Common>,
     refusals: Arc<Common>,
     lasting: Arc<Common>,
@@ -183,7 +190,9 @@ impl Shares {
         let leases = of(1, 32).min(LEASES_MAX);
         let common = of(5, 16).saturating_sub(leases * FIRST).max(1);
         Self {
-            leases,
+            leases: Common::new(leases * LEASE_SOCKETS_MIN, true),
+            owners: Mutex::default(),
+            users: Mutex::default(),
             part: of(1, 16).min(REQUESTS_MAX),
             connections: Places::new(Common::new(common, true), REST),
             // All of them rest, so whoever comes makes the one go that has said nothing for longest.
@@ -207,11 +216,30 @@ impl Shares {
         Room::new(share, &self.connections)
     }
 
-    /// Room for the connections of somebody who has not said yet which lease they are under.
-    pub fn strangers(&self) -> Arc<Room> {
+    /// Room for the connections of a user that has not said yet which lease they are under.
+    pub fn stranger(&self, uid: u32) -> Arc<Room> {
+        let mut users = self.users.lock().expect("no holder of this lock panics");
+        if !users.contains_key(&uid) {
+            // Those of users who have no connection are made anew when they come again.
+            users.retain(|_, room| Arc::strong_count(room) > 1);
+        }
         let common = self.strangers.common();
         let what = "connections without a token";
-        Room::new(Share::new(what, common.max, 0, common), &self.strangers)
+        let made = || Room::new(Share::new(what, common.max, 0, common), &self.strangers);
+        Arc::clone(users.entry(uid).or_insert_with(made))
+    }
+
+    /// What a new lease with so many sockets takes of the descriptors for leases. No owner may
+    /// have more of them than are left for others.
+    pub fn lease(&self, owner: &str, sockets: usize) -> Result<Taken, Exhausted> {
+        let mut owners = self.owners.lock().expect("no holder of this lock panics");
+        if !owners.contains_key(owner) {
+            owners.retain(|_, share| *share.used() > 0);
+        }
+        let common = &self.leases;
+        let made = || Share::new("sockets of leases", common.max, 0, common);
+        let share = owners.entry(owner.to_owned()).or_insert_with(made);
+        share.take((1 + 2 * sockets).max(LEASE_SOCKETS_MIN))
     }
 
     /// A new lease's share of requests under way: each may need an upstream connection of its own.
@@ -313,14 +341,29 @@ mod tests {
     }
 
     #[test]
+    fn one_owner_leaves_leases_for_others_and_sockets_count() {
+        let shares = Shares::of(1024);
+        let all = || std::iter::from_fn(|| shares.lease("uid:1", 1).ok()).collect::<Vec<_>>();
+
+        let leases = all();
+        assert_eq!(leases.len(), 1024 / 32 / 2);
+        assert!(shares.lease("uid:2", 1).is_ok());
+        drop(leases);
+        let wide = shares.lease("uid:1", 16).unwrap();
+        assert!(all().len() < 1024 / 32 / 2 - 7);
+        drop(wide);
+    }
+
+    #[test]
     fn all_descriptors_are_spoken_for_and_some_are_nobodys() {
         for descriptors in [64, 256, 512, 1024, 65_536, 1 << 20] {
             let shares = Shares::of(descriptors);
-            let first = shares.leases * FIRST;
+            let leases = shares.leases.max;
+            let first = leases / LEASE_SOCKETS_MIN * FIRST;
             let connections = shares.connections.common().max + first;
             let requests = shares.requests.max + first;
             let strangers = shares.strangers.common().max;
-            let rest = strangers + shares.refusals.max + shares.lasting.max + 4 * shares.leases;
+            let rest = strangers + shares.refusals.max + shares.lasting.max + leases;
             let idle = crate::upstream::pool::idle_max(descriptors);
 
             let all = connections + requests + rest + idle;
