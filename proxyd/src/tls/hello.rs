@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
+use super::last_flight::LastFlight;
 use crate::relay::stream::Stream;
 
 /// A client that opened a connection to speak TLS says so at once.
@@ -27,11 +28,12 @@ pub enum HelloError {
 pub struct Hello {
     /// The name that the client asks for, if it says one.
     pub server_name: Option<String>,
-    pub(super) handshake: StartHandshake<Stream>,
+    pub(super) handshake: StartHandshake<LastFlight<Stream>>,
 }
 
 /// Reads the hello.
 pub async fn read(stream: Stream) -> Result<Hello, HelloError> {
+    let stream = LastFlight::new(stream);
     let acceptor = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream);
     let handshake = timeout(DEADLINE, acceptor)
         .await

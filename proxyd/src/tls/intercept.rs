@@ -65,10 +65,20 @@ pub async fn accept(
     host: &Host,
 ) -> Result<Intercepted, InterceptError> {
     let config = leaves.server_config(authority, host, &ALPN).await?;
-    let stream = timeout(DEADLINE, hello.handshake.into_stream(config))
-        .await
-        .map_err(|_| InterceptError::Slow)?
-        .map_err(failed)?;
+    let handshake = async {
+        match hello.handshake.into_stream(config).into_fallible().await {
+            Ok(mut stream) => {
+                stream.get_mut().0.open();
+                Ok(stream)
+            }
+            Err((error, mut socket)) => {
+                // Our reason may be among it; the client may have gone.
+                let _ = socket.send_held().await;
+                Err(failed(error))
+            }
+        }
+    };
+    let stream = timeout(DEADLINE, handshake).await.map_err(|_| InterceptError::Slow)??;
     let speaks_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     Ok(Intercepted { stream: Stream::new(stream), speaks_h2 })
 }

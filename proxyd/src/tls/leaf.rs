@@ -143,7 +143,7 @@ impl Leaves {
     fn with_clock(vault: Vault, clock: Clock) -> Result<Leaves, LeafError> {
         let key = |error: &dyn std::fmt::Display| LeafError::Key(error.to_string());
         let pair = KeyPair::generate().map_err(|error| key(&error))?;
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let provider = super::provider();
         let signing = provider
             .key_provider
             .load_private_key(PrivatePkcs8KeyDer::from(pair.serialize_der()).into())
@@ -352,6 +352,10 @@ impl Shared {
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.ticketer = Arc::clone(&slot.tickets);
+        // Each costs more than what it carries, and most clients end after one connection.
+        config.send_tls13_tickets = 1;
+        // The client runs on this machine, or on a virtual one of it: what is quick here is there.
+        config.ignore_client_order = true;
         let config = Arc::new(config);
         if configs.len() >= PROTOCOLS_MAX {
             configs.clear();

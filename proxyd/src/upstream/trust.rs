@@ -96,8 +96,7 @@ fn config(
     alpn: &[&[u8]],
     shown: Option<&Shown>,
 ) -> Result<Arc<ClientConfig>, TrustError> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
+    let builder = ClientConfig::builder_with_provider(crate::tls::provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(Arc::clone(roots));
     let mut config = match shown {
