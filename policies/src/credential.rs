@@ -30,25 +30,86 @@ pub struct Credential {
 }
 
 /// Where a secret's value lies: `local:github`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SecretRef {
     pub backend: Backend,
     pub path: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
     /// The embedded vault of proxyd.
     Local,
     /// A file that others keep up to date; the path is absolute.
     File,
+    /// A command of the operator's, by its name in proxyd's configuration.
+    Exec,
 }
 
-/// Whether a policy can name a secret of the embedded vault so.
+/// Longest path of a secret that is no name.
+const PATH_BYTES_MAX: usize = 1024;
+
+impl SecretRef {
+    /// Reads `backend:path`. The error says what is wrong and what to write instead.
+    pub fn parse(text: &str) -> Result<Self, (String, String)> {
+        let Some((backend, path)) = text.split_once(':') else {
+            let hint = "secret = \"local:NAME\" names a secret; its value is set with \
+                        `cleanhands secret set NAME`";
+            return Err(("a secret is named as \"backend:path\"".to_owned(), hint.to_owned()));
+        };
+        let (backend, sound, message, hint) = match backend {
+            "local" => (
+                Backend::Local,
+                is_secret_name(path),
+                "a secret's name is made of letters, digits, \".\", \"_\", \"-\"",
+                "secret = \"local:NAME\"",
+            ),
+            "file" => (
+                Backend::File,
+                is_file(path),
+                "a file is named by its absolute path",
+                "secret = \"file:/run/secrets/token\"",
+            ),
+            "exec" => (
+                Backend::Exec,
+                is_secret_name(path),
+                "a command is named as in [commands.NAME] of proxyd.toml",
+                "secret = \"exec:NAME\"",
+            ),
+            _ => {
+                let known = BACKENDS_LATER.contains(&backend);
+                let message = match known {
+                    true => format!("backend \"{backend}\" is not supported by this version"),
+                    false => "unknown backend of secrets".to_owned(),
+                };
+                return Err((message, "supported: local, file, exec".to_owned()));
+            }
+        };
+        match sound {
+            true => Ok(Self { backend, path: path.to_owned() }),
+            false => Err((message.to_owned(), hint.to_owned())),
+        }
+    }
+
+    /// Whether somebody else has to be asked for the value.
+    pub fn is_remote(&self) -> bool {
+        !matches!(self.backend, Backend::Local | Backend::File)
+    }
+}
+
+/// Backends that the format reserves and this version does not have yet.
+const BACKENDS_LATER: &[&str] = &["vault", "openbao", "aws-secrets-manager"];
+
+/// A secret's name in the embedded vault, or a command's.
 pub fn is_secret_name(path: &str) -> bool {
     path.len() <= 128
         && path.starts_with(|c: char| c.is_ascii_alphanumeric())
         && path.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+fn is_file(path: &str) -> bool {
+    let whole = path.starts_with('/') && path.len() <= PATH_BYTES_MAX;
+    whole && !path.contains(char::is_control) && !path.split('/').any(|part| part == "..")
 }
 
 /// How a credential is put into a request.
@@ -139,6 +200,11 @@ pub enum ClientAuth {
 }
 
 impl Credential {
+    /// Whether another value may be had from others where an upstream refuses this one.
+    pub fn is_replaceable(&self) -> bool {
+        self.grant.is_some() || self.secret.is_remote()
+    }
+
     /// Whether this credential's own list lets it go to the host.
     pub fn may_go_to(&self, host: &Host) -> bool {
         self.hosts.iter().any(|pattern| pattern.matches(host))
@@ -150,6 +216,7 @@ impl fmt::Display for SecretRef {
         match self.backend {
             Backend::Local => write!(f, "local:{}", self.path),
             Backend::File => write!(f, "file:{}", self.path),
+            Backend::Exec => write!(f, "exec:{}", self.path),
         }
     }
 }

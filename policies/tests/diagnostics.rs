@@ -188,9 +188,11 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ("secret = \"local:c\"", "secret = \"file:/run/../c\"", "absolute path"),
     (
         "secret = \"local:c\"\ninject = { bearer = true }",
-        "secret = \"file:/c\"\ninject = { github-app = { app = \"1\", installation = \"2\" } }",
+        "secret = \"file:/c\"\ninject = { oauth2 = { grant = \"refresh-token\", \
+         token-url = \"https://l.example/t\", client-id = \"c\" } }",
         "embedded vault only",
     ),
+    ("secret = \"local:c\"", "secret = \"exec:op read\"", "a command is named"),
     ("secret = \"local:c\"", "secret = \"local:a b\"", "a secret's name"),
     (
         "{ bearer = true }",

@@ -3,6 +3,7 @@
 //! What the file says is the operator's alone; a file that others can write is refused. After
 //! [`Config::load`] no field needs a further check. proxyd(8) describes every key.
 
+mod backends;
 mod idle;
 mod way_out;
 
@@ -16,6 +17,10 @@ use clap::Parser;
 use ipc::layout::Layout;
 use serde::Deserialize;
 
+use backends::FileCommand;
+#[cfg(test)]
+pub use backends::Freshness;
+pub use backends::{Backends, Command, Format, Program};
 pub use idle::Idle;
 pub use way_out::{
     Exempt, Identity, Login, PasswordPlace, Protocols, ProxyRow, Resolve, Through, UpstreamRow,
@@ -78,6 +83,9 @@ struct File {
     /// Where files that hold secrets may lie.
     #[serde(default)]
     secret_directories: Vec<PathBuf>,
+    /// Commands whose output is a secret.
+    #[serde(default)]
+    commands: BTreeMap<String, FileCommand>,
     idle_timeout: Option<String>,
     tunnel_idle_timeout: Option<String>,
     #[serde(default)]
@@ -108,6 +116,8 @@ pub struct Config {
     pub key: Option<String>,
     /// Where files that hold secrets may lie.
     pub secret_directories: Vec<PathBuf>,
+    /// Who else has secrets.
+    pub backends: Backends,
     /// Name servers to ask; empty: those of the host.
     pub resolver: Vec<SocketAddr>,
     pub lease_addresses: Vec<IpAddr>,
@@ -115,6 +125,8 @@ pub struct Config {
     pub way_out: WayOut,
     /// Where the file lies, or would.
     pub path: PathBuf,
+    /// Of its text as far as that is in force; none where there is no file.
+    pub sha256: Option<String>,
     arguments: Arguments,
 }
 
@@ -123,8 +135,6 @@ pub struct Config {
 pub enum ConfigError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
-    /// Of its text as far as that is in force; none where there is no file.
-    pub sha256: Option<String>,
     #[error("{path} can be written by others (mode {mode:03o}, uid {uid})")]
     Writable { path: PathBuf, mode: u32, uid: u32 },
     #[error("{path}: {reason}")]
@@ -135,6 +145,8 @@ pub enum ConfigError {
         "{path}: resolver.servers: {server:?} is no address, as in \"10.0.0.2\" or \"[::1]:53\""
     )]
     Resolver { path: PathBuf, server: String },
+    #[error(transparent)]
+    Layout(#[from] ipc::layout::NotUtf8),
     #[error("log level {0:?}: use error, warn, info or debug")]
     Level(String),
 }
@@ -143,8 +155,6 @@ impl Config {
     /// Puts command line, file and defaults together.
     pub fn load(arguments: &Arguments) -> Result<Self, ConfigError> {
         let system = Layout::system();
-    #[error(transparent)]
-    Layout(#[from] ipc::layout::NotUtf8),
         let named = arguments.config.clone();
         let path = named.clone().unwrap_or_else(|| system.config.join("proxyd.toml"));
         let (file, sha256) = read(&path, named.is_some())?;
@@ -157,6 +167,7 @@ impl Config {
             policies: pick(&arguments.policies_dir, file.policies_dir, system.policies),
             config: system.config,
         };
+        layout.check()?;
         let level = arguments.log.clone().or(file.log).unwrap_or_else(|| "info".to_owned());
         Ok(Self {
             layout,
@@ -165,8 +176,9 @@ impl Config {
                 .chain(file.trusted_users.iter().map(|user| user.uid))
                 .collect(),
             key: file.key,
-        layout.check()?;
             secret_directories: absolute(&path, file.secret_directories)?,
+            backends: Backends::check(file.commands)
+                .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
             resolver: resolver(&path, file.resolver.servers)?,
             lease_addresses: file.lease_addresses,
             idle: Idle::check(file.idle_timeout.as_deref(), file.tunnel_idle_timeout.as_deref())
@@ -207,6 +219,7 @@ impl Config {
             ("trusted-uids", self.trusted_uids != next.trusted_uids),
             ("key", self.key != next.key),
             ("secret-directories", self.secret_directories != next.secret_directories),
+            ("commands", self.backends.commands != next.backends.commands),
             ("resolver", self.resolver != next.resolver),
             ("idle-timeout", self.idle.exchange != next.idle.exchange),
             ("tunnel-idle-timeout", self.idle.tunnel != next.idle.tunnel),

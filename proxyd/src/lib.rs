@@ -103,6 +103,14 @@ pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
         args.remove(0);
         return vault::fetch::main(args);
     }
+    let exec = SelfExec { prefix: prefix.iter().map(OsString::from).collect() };
+    if args.first().is_some_and(|role| role == vault::run::ROLE) {
+        args.remove(0);
+        return vault::run::main(&exec, args);
+    }
+    if args.first().is_some_and(|role| role == vault::run::COMMAND_ROLE) {
+        return vault::run::become_command(&args[1..]);
+    }
     let arguments = match Arguments::parse_from_rest(args) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -112,7 +120,6 @@ pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
             return ExitCode::from(if asked { 0 } else { 2 });
         }
     };
-    let exec = SelfExec { prefix: prefix.iter().map(OsString::from).collect() };
     match run(&exec, &arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -67,29 +67,26 @@ pub struct Asked<'a> {
 }
 
 /// Answers one request, one way or the other.
-pub async fn answer<'a>(scene: &Scene, mut asked: Asked<'a>) -> Asked<'a> {
+pub async fn answer(scene: &Scene, asked: &mut Asked<'_>) {
     if let Some((id, refusal)) = &scene.standing {
-        refuse(scene, &mut asked, refusal, id).await;
-        return asked;
+        return refuse(scene, asked, refusal, id).await;
     }
     let id = ids::request();
-    let line = line(scene, &asked.head, &id);
+    let line = Box::new(line(scene, &asked.head, &id));
     // Before a body is waited for, and until the answer has ended: each may hold a connection.
     let place = match scene.lease.requests.take(1) {
         Ok(place) => place,
         Err(error) => {
             let refusal = error.into();
-            record_denied(&scene.daemon, line, &refusal).await;
-            refuse(scene, &mut asked, &refusal, &id).await;
-            return asked;
+            record_denied(&scene.daemon, *line, &refusal).await;
+            return refuse(scene, asked, &refusal, &id).await;
         }
     };
-    match judge(scene, &mut asked, line).await {
-        Ok(judged) => carry(scene, &mut asked, judged, &id).await,
-        Err(refusal) => refuse(scene, &mut asked, &refusal, &id).await,
+    match judge(scene, asked, line).await {
+        Ok(judged) => carry(scene, asked, judged, &id).await,
+        Err(refusal) => refuse(scene, asked, &refusal, &id).await,
     }
     drop(place);
-    asked
 }
 
 /// A request that may leave: its decision is recorded.
@@ -105,7 +102,11 @@ struct Judged {
 }
 
 /// Decides, injects, and records which way it went. A refusal that comes out is recorded too.
-async fn judge(scene: &Scene, asked: &mut Asked<'_>, mut line: Line) -> Result<Judged, Refusal> {
+async fn judge(
+    scene: &Scene,
+    asked: &mut Asked<'_>,
+    mut line: Box<Line>,
+) -> Result<Judged, Refusal> {
     match decide_and_inject(scene, asked, &mut line).await {
         Ok((permit, injected, spare, guard, flow)) => {
             line.credential.clone_from(&injected.credential);
@@ -117,7 +118,7 @@ async fn judge(scene: &Scene, asked: &mut Asked<'_>, mut line: Line) -> Result<J
             Ok(Judged { permit, injected, spare, guard, outcome, flow })
         }
         Err(refusal) => {
-            record_denied(&scene.daemon, line, &refusal).await;
+            record_denied(&scene.daemon, *line, &refusal).await;
             Err(refusal)
         }
     }
@@ -168,7 +169,7 @@ async fn decide_and_inject(
 /// A copy of a request that could be sent twice, for a credential whose tokens the upstream may
 /// refuse: it has no body and holds no secret yet.
 fn spare(permit: &Permit, asked: &Asked<'_>) -> Option<RequestHead> {
-    let replaced = permit.credential().is_some_and(|credential| credential.grant.is_some());
+    let replaced = permit.credential().is_some_and(|credential| credential.is_replaceable());
     let head = &asked.head;
     (replaced && asked.framing == Framing::None && asked.upgrade.is_none()).then(|| RequestHead {
         method: head.method.clone(),
@@ -503,14 +504,14 @@ pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
 /// The second record of an allowed exchange: made when this is dropped, however that comes.
 pub struct Outcome {
     daemon: Arc<Daemon>,
-    pub line: Line,
+    pub line: Box<Line>,
     pub tally: Tally,
     ended: bool,
 }
 
 impl Outcome {
     /// `line` is that of the decision.
-    pub fn new(daemon: Arc<Daemon>, line: Line) -> Self {
+    pub fn new(daemon: Arc<Daemon>, line: Box<Line>) -> Self {
         Self { daemon, line, tally: Tally::default(), ended: false }
     }
 
@@ -530,7 +531,7 @@ impl Outcome {
 
 impl Drop for Outcome {
     fn drop(&mut self) {
-        let mut line = std::mem::take(&mut self.line);
+        let line = &mut *self.line;
         line.status = self.tally.status().or(line.status);
         if !self.ended {
             line.reason = Some("broken off: the lease or proxyd ended".to_owned());
@@ -549,7 +550,7 @@ impl Drop for Outcome {
             ms = line.duration_ms,
             "request ended"
         );
-        if let Err(error) = self.daemon.audit.outcome(&line) {
+        if let Err(error) = self.daemon.audit.outcome(line) {
             tracing::error!(%error, "cannot record an outcome");
         }
     }

@@ -140,7 +140,7 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
         &state,
         &key,
         (&layout.policies, &config.secret_directories),
-        config.command_line(),
+        (config.command_line(), !config.backends.commands.is_empty()),
     )?;
     for note in &facts.notes {
         tracing::warn!(note, "vault");
@@ -195,6 +195,15 @@ pub fn readable(config: &Config) -> Vec<PathBuf> {
     let replaced = ["/etc/ssl/certs", "/etc/pki/ca-trust/extracted/pem", "/etc/pki/tls/certs"];
     read.extend(replaced.map(PathBuf::from));
     read
+}
+
+/// What no command of the operator's may read, by its real name: proxyd's state with the vault, and
+/// the vault's key.
+pub fn never_for_commands(config: &Config) -> Vec<PathBuf> {
+    let mut hidden = vec![config.state()];
+    hidden.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));
+    hidden.extend(key_source(config).ok().map(|key| key.path().to_owned()));
+    hidden.iter().filter_map(|path| std::fs::canonicalize(path).ok()).collect()
 }
 
 /// The directory of `proxyd.toml`: a file there that was replaced can be read again, elsewhere only

@@ -6,16 +6,11 @@ use std::sync::Arc;
 use super::groups::Groups;
 use super::reader::{Reader, Section, Span, Spanned};
 use super::{inject, is_name, variables};
-use crate::credential::{Backend, Credential, Inject, SecretRef, When, is_secret_name};
+use crate::credential::{Backend, Credential, GrantKind, Inject, SecretRef, When};
 use crate::diagnostic::nearest;
 
 pub(crate) const CREDENTIAL: &[&str] =
     &["secret", "inject", "when", "hosts", "env", "shape", "allow-plaintext"];
-
-/// Backends that the format reserves and this version does not have yet.
-const BACKENDS_LATER: &[&str] = &["vault", "openbao", "aws-secrets-manager", "exec"];
-/// Longest path of a file.
-const PATH_BYTES_MAX: usize = 1024;
 
 /// What the beginnings of placeholders can be, besides what follows from their variables.
 pub const SHAPES: &[&str] = &[
@@ -134,8 +129,10 @@ fn credential(
         reader.error_hint(&section.span_of("inject"), message, hint);
     }
     let (secret, (inject, grant)) = (secret?, inject?);
-    if grant.is_some() && secret.backend != Backend::Local {
-        let message = "tokens are had for secrets of the embedded vault only";
+    let rotates = grant.as_ref().is_some_and(|grant| grant.kind == GrantKind::RefreshToken);
+    if rotates && secret.backend != Backend::Local {
+        // Its server may give another one, which has to be stored.
+        let message = "a refresh token lies in the embedded vault only";
         reader.error_hint(&section.span_of("secret"), message, "secret = \"local:NAME\"");
     }
     let name = name.to_owned();
@@ -194,34 +191,11 @@ fn secret(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<SecretRef> {
         return None;
     }
     let text = section.string(reader, "secret")?;
-    let Some((backend, path)) = text.value.split_once(':') else {
-        let hint = "secret = \"local:NAME\" names a secret; its value is set with \
-                    `cleanhands secret set NAME`";
-        reader.error_hint(&text.span, "a secret is named as \"backend:path\"", hint);
-        return None;
-    };
-    if backend == "file" {
-        let whole = path.starts_with('/') && path.len() <= PATH_BYTES_MAX;
-        if !whole || path.contains(char::is_control) || path.split('/').any(|part| part == "..") {
-            let hint = "secret = \"file:/run/secrets/token\"";
-            reader.error_hint(&text.span, "a file is named by its absolute path", hint);
-            return None;
+    match SecretRef::parse(&text.value) {
+        Ok(secret) => Some(secret),
+        Err((message, hint)) => {
+            reader.error_hint(&text.span, message, hint);
+            None
         }
-        return Some(SecretRef { backend: Backend::File, path: path.to_owned() });
     }
-    if backend != "local" {
-        let known = BACKENDS_LATER.contains(&backend);
-        let message = match known {
-            true => format!("backend \"{backend}\" is not supported by this version"),
-            false => "unknown backend of secrets".to_owned(),
-        };
-        reader.error_hint(&text.span, message, "supported: local, file");
-        return None;
-    }
-    if !is_secret_name(path) {
-        let message = "a secret's name is made of letters, digits, \".\", \"_\", \"-\"";
-        reader.error(&text.span, message);
-        return None;
-    }
-    Some(SecretRef { backend: Backend::Local, path: path.to_owned() })
 }

@@ -34,6 +34,17 @@ idle-timeout = "7s"
 tunnel-idle-timeout = "8s"
 lease-addresses = ["172.17.0.1"]
 trust-store = "/roots.pem"
+[commands.op]
+command = ["/usr/bin/op", "read", "op://agents/token"]
+format = "json"
+timeout = "2s"
+refresh = "9s"
+stale = "1s"
+input = "local:op-login"
+user = "root"
+environment = { HOME = "/h" }
+read = ["/h"]
+write = ["/h/cache"]
 [resolver]
 servers = ["10.0.0.2", "[::1]:5353"]
 [upstreams."Billing.Example"]
@@ -73,6 +84,34 @@ fn every_key_has_its_effect() {
     assert_eq!(config.lease_addresses, ["172.17.0.1".parse::<IpAddr>().unwrap()]);
     let servers = ["10.0.0.2:53", "[::1]:5353"].map(|text| text.parse().unwrap());
     assert_eq!(config.resolver, servers);
+}
+
+#[test]
+fn every_key_of_a_command_has_its_effect() {
+    let whole = match rustix::process::geteuid().is_root() {
+        true => WHOLE.to_owned(),
+        // Only root's proxyd starts programs as somebody else.
+        false => {
+            assert!(load(WHOLE).unwrap_err().to_string().contains("commands.op.user"));
+            WHOLE.replace("user = \"root\"\nenv", "env")
+        }
+    };
+    let config = load(&whole).unwrap();
+
+    let command = &config.backends.commands["op"];
+    assert_eq!(command.program.argv, ["/usr/bin/op", "read", "op://agents/token"]);
+    assert_eq!(command.format, Format::Json);
+    assert_eq!(command.timeout, Duration::from_secs(2));
+    let [refresh, stale] = [9, 1].map(Duration::from_secs);
+    assert_eq!(command.freshness, Freshness { refresh, stale });
+    assert_eq!(command.input.as_ref().unwrap().to_string(), "local:op-login");
+    assert_eq!(command.program.environment["HOME"], "/h");
+    assert_eq!(command.program.read, [Path::new("/h")]);
+    assert_eq!(command.program.write, [Path::new("/h/cache")]);
+    let root = command.program.user.map(|account| (account.uid, account.gid));
+    assert_eq!(root.is_some(), rustix::process::geteuid().is_root());
+    assert_eq!(root.unwrap_or_default(), (0, 0));
+    assert!(config.backends.uses("op-login") && !config.backends.uses("op"));
 }
 
 #[test]
@@ -123,6 +162,7 @@ fn every_key_of_the_way_out_has_its_effect() {
 fn mistakes_name_the_key_and_repeat_no_password() {
     let proxy = |rest: &str| format!("[upstream-proxy]\nurl = \"http://p.test:1\"\n{rest}\n");
     let row = |rest: &str| format!("[upstreams.\"a.test\"]\n{rest}\n");
+    let command = |rest: &str| format!("[commands.op]\n{rest}\n");
     let table = [
         ("unknown-key = 1\n".to_owned(), "unknown-key"),
         (row("dial = \"a:1\""), "dial"),
@@ -135,6 +175,18 @@ fn mistakes_name_the_key_and_repeat_no_password() {
         (row("proxy = \"p.test:1\""), "proxy"),
         (row("proxy = { url = \"http://p.test:1\", no-proxy = [] }"), "no-proxy"),
         (row("proxy = { url = \"http://p.test:1\", odd = 1 }"), "odd"),
+        (command("command = [\"op\"]"), "commands.op.command"),
+        (command("command = []"), "commands.op.command"),
+        (command("command = [\"/op\"]\ntimeout = \"1m\""), "commands.op.timeout"),
+        (command("command = [\"/op\"]\nrefresh = \"0s\""), "commands.op.refresh"),
+        (command("command = [\"/op\"]\nstale = \"soon\""), "commands.op.stale"),
+        (command("command = [\"/op\"]\ninput = \"SECRET-CANARY\""), "commands.op.input"),
+        (command("command = [\"/op\"]\ninput = \"exec:op\""), "commands.op.input"),
+        (command("command = [\"/op\"]\nread = [\"h\"]"), "commands.op.read"),
+        (command("command = [\"/op\"]\nwrite = [\"h\"]"), "commands.op.write"),
+        (command("command = [\"/op\"]\nformat = \"xml\""), "format"),
+        (command("command = [\"/op\"]\nenvironment = { \"A=B\" = \"c\" }"), "environment"),
+        (command("command = [\"/op\"]\nuser = \"no-such-user\""), "commands.op.user"),
         ("log = \"loud\"\n".to_owned(), "loud"),
         ("[resolver]\nservers = [\"dns.test\"]\n".to_owned(), "dns.test"),
         ("lease-addresses = [\"eth0\"]\n".to_owned(), "lease-addresses"),
@@ -169,6 +221,15 @@ fn every_key_is_in_the_manual_and_tried_above() {
         "trusted-users",
         "key",
         "secret-directories",
+        "command",
+        "format",
+        "timeout",
+        "refresh",
+        "stale",
+        "input",
+        "environment",
+        "read",
+        "write",
         "idle-timeout",
         "tunnel-idle-timeout",
         "lease-addresses",
@@ -191,9 +252,10 @@ fn every_key_is_in_the_manual_and_tried_above() {
     let top = load("no-such-key = 1\n").unwrap_err().to_string();
     let row = load("[upstreams.\"a.test\"]\nno-such-key = 1\n").unwrap_err().to_string();
     let proxy = load("[upstream-proxy]\nno-such-key = 1\n").unwrap_err().to_string();
-    let listed = format!("{top}{row}{proxy}");
+    let command = load("[commands.a]\nno-such-key = 1\n").unwrap_err().to_string();
+    let listed = format!("{top}{row}{proxy}{command}");
     let words = listed.split('`').skip(1).step_by(2);
-    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy"];
+    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy", "commands"];
     for word in words.filter(|word| !tables.contains(word)) {
         assert!(keys.contains(&word), "{word} is not in this list");
     }

@@ -261,9 +261,10 @@ pub async fn inject_again(
 
 impl Injected {
     fn of(credential: &Credential, rendered: &Rendered) -> Self {
-        // A placeholder's places are found by the placeholder, which is gone by then.
-        let again =
-            credential.grant.is_some() && !matches!(credential.inject, Inject::Placeholder { .. });
+        // A placeholder's places are found by the placeholder, which is gone by then, and so is
+        // what the sandbox had signed.
+        let once = matches!(credential.inject, Inject::Placeholder { .. } | Inject::AwsSigV4 { .. });
+        let again = credential.is_replaceable() && !once;
         Self {
             credential: Some(credential.name.clone()),
             patterns: Some(rendered.patterns.clone()),

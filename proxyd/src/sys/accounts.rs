@@ -26,3 +26,12 @@ pub fn account(uid: u32) -> Account {
 fn group(gid: Gid) -> Option<String> {
     Group::from_gid(gid).ok().flatten().map(|group| group.name)
 }
+
+/// A user's uid and gid.
+pub fn named(name: &str) -> Result<(u32, u32), String> {
+    match nix::unistd::User::from_name(name) {
+        Ok(Some(user)) => Ok((user.uid.as_raw(), user.gid.as_raw())),
+        Ok(None) => Err(format!("there is no user {name:?} on this host")),
+        Err(errno) => Err(format!("cannot look up user {name:?}: {errno}")),
+    }
+}

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 pub mod accounts;
+pub mod command;
 pub mod interfaces;
 pub mod packet;
 pub mod process;

@@ -34,7 +34,9 @@ fn cannot(what: &str, error: impl std::fmt::Display) -> VaultError {
 /// 4. Nothing that it executes could gain privileges; seccomp and Landlock need this too.
 /// 5. Files it makes are its own.
 /// 6. Nothing of what proxyd had open stays open here but standard input, output and error.
-pub fn harden() -> Result<(), VaultError> {
+///
+/// One more stays open if it is named: the socket to a second worker.
+pub fn harden(also: Option<u32>) -> Result<(), VaultError> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| cannot("undumpable", error))?;
     rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })
@@ -43,13 +45,26 @@ pub fn harden() -> Result<(), VaultError> {
         .map_err(|error| cannot("parent death signal", error))?;
     rustix::thread::set_no_new_privs(true).map_err(|error| cannot("no new privileges", error))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    close_all_but_standard()
+    match also {
+        Some(number) => {
+            if number > 3 {
+                close_range(3, number - 1)?;
+            }
+            close_range(number.saturating_add(1).max(3), u32::MAX)
+        }
+        None => close_all_but_standard(),
+    }
 }
 
-fn close_all_but_standard() -> Result<(), VaultError> {
-    // SAFETY: the child is single-threaded and has opened nothing yet, so no owned descriptor in
-    // this process has a number above 2; close_range(2) touches no memory.
-    let outcome = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
+/// Closes everything but standard input, output and error. Only before anything was opened here.
+pub fn close_all_but_standard() -> Result<(), VaultError> {
+    close_range(3, u32::MAX)
+}
+
+fn close_range(first: u32, last: u32) -> Result<(), VaultError> {
+    // SAFETY: the callers are single-threaded and have opened nothing that they still use within
+    // the range, so no owned descriptor is closed; close_range(2) touches no memory.
+    let outcome = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0u32) };
     match outcome {
         0 => Ok(()),
         _ => Err(cannot("close_range", std::io::Error::last_os_error())),

@@ -1,4 +1,5 @@
-//! What confines a worker of the vault's that talks over the network.
+//! What confines the vault's workers: the one that talks over the network, the one that runs
+//! commands.
 
 use std::io;
 
@@ -10,41 +11,59 @@ pub fn end_with_parent() -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)
 }
 
+/// What neither worker has any use for: other processes' memory and descriptors, namespaces and
+/// mounts, the kernel's own machinery.
+const NEVER: &[i64] = &[
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_bpf,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_userfaultfd,
+    libc::SYS_perf_event_open,
+    libc::SYS_io_uring_setup,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_kexec_load,
+];
+
+/// What reaches beyond a process that only opens connections.
+const NOT_OUTWARDS: &[i64] = &[
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+];
+
 /// It opens connections and does nothing else that reaches beyond it: no program is started, no
 /// connection taken, no other process looked into, no namespace entered. What files it may read is
 /// Landlock's part.
 pub fn only_outwards() -> io::Result<()> {
+    refuse(NEVER.iter().chain(NOT_OUTWARDS))
+}
+
+/// It starts commands, and they may do what ordinary programs do. They inherit this, and that no
+/// program gives them privileges.
+pub fn only_commands() -> io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    refuse(NEVER.iter())
+}
+
+fn refuse<'a>(calls: impl Iterator<Item = &'a i64>) -> io::Result<()> {
     let arch = if cfg!(target_arch = "x86_64") { TargetArch::x86_64 } else { TargetArch::aarch64 };
-    let refused = [
-        libc::SYS_execve,
-        libc::SYS_execveat,
-        libc::SYS_listen,
-        libc::SYS_accept,
-        libc::SYS_accept4,
-        libc::SYS_ptrace,
-        libc::SYS_process_vm_readv,
-        libc::SYS_process_vm_writev,
-        libc::SYS_pidfd_getfd,
-        libc::SYS_kill,
-        libc::SYS_tkill,
-        libc::SYS_unshare,
-        libc::SYS_setns,
-        libc::SYS_mount,
-        libc::SYS_umount2,
-        libc::SYS_pivot_root,
-        libc::SYS_chroot,
-        libc::SYS_bpf,
-        libc::SYS_keyctl,
-        libc::SYS_add_key,
-        libc::SYS_request_key,
-        libc::SYS_userfaultfd,
-        libc::SYS_perf_event_open,
-        libc::SYS_io_uring_setup,
-        libc::SYS_init_module,
-        libc::SYS_finit_module,
-        libc::SYS_kexec_load,
-    ];
-    let rules = refused.into_iter().map(|call| (call, Vec::new())).collect();
+    let rules = calls.map(|call| (*call, Vec::new())).collect();
     let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch);
     let program: seccompiler::BpfProgram =

@@ -1,9 +1,10 @@
 //! The vault child: the only process that holds keys and values.
 //!
-//! Proxyd starts it before anything else, with a socket as standard input and one to the worker
-//! that talks to token servers ([`super::fetch`]) as standard output. It reads the key, confines
+//! Proxyd starts it before anything else, with a socket as standard input, one to the worker that
+//! talks over the network ([`super::fetch`]) as standard output, and one to the worker that runs
+//! commands ([`super::run`]) where the configuration has some. It reads the key, confines
 //! itself ([`crate::sys::vault`]), opens the store and answers [`Request`]s until a socket ends. It
-//! has one thread; what needs the worker is answered when the worker has ([`super::mint`]).
+//! has one thread; what needs a worker is answered when the worker has ([`super::mint`]).
 //!
 //! What is checked where: the traffic process judges every request by the policy and by the
 //! credential's own host list. This process reads the policy files itself ([`super::known`]) and
@@ -27,15 +28,17 @@ use super::authorities::Authorities;
 use super::files::{Files, Own};
 use super::key::{KeySource, Material};
 use super::known::Known;
-use super::mint::{Mints, Waiter};
+use super::mint::{Key, Mints, Waiter};
 use super::placeholder;
+use super::remote::Remote;
 use super::render;
 use super::secret::Secret;
 use super::sigv4;
 use super::store::{self, Store};
-use super::wire::{self, Fetch, Form, Named, Reply, Request, Scope};
+use super::wire::{self, Form, Named, Reply, Request, Scope};
+use super::workers::{Which, Workers};
+use crate::config::{Arguments, Backends, Config};
 use crate::scrub::forms;
-
 
 /// What the child works with, besides its sockets.
 struct Place<'a> {
@@ -44,29 +47,51 @@ struct Place<'a> {
     policies: &'a Path,
     /// Directories of files that hold secrets.
     secrets: Vec<PathBuf>,
+    /// Proxyd's own arguments, which lead to its configuration.
+    arguments: Option<Vec<OsString>>,
+    /// A descriptor that stays open beside the standard ones.
+    also: Option<u32>,
 }
 
-/// The argument that says that there is a worker at standard output.
+/// The argument that says that there is a worker at standard output. The next one is the number of
+/// the socket to the worker for commands, or empty.
 pub(super) const WITH_WORKER: &str = "with-worker";
+/// What stands between directories of secrets and proxyd's own arguments.
+pub(super) const ARGUMENTS: &str = "--";
 
 pub(super) type Answer = Result<(Reply, Vec<Secret>), VaultError>;
 
 /// Runs the child. `args` are those after the role name: the vault's directory, the key's source,
-/// the policies' directory, whether there is a worker, and directories of secrets.
+/// the policies' directory, whether there are workers, directories of secrets, and proxyd's own.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     let [directory, key, policies, rest @ ..] = args.as_slice() else {
         eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
         return ExitCode::from(2);
     };
-    let with_worker = rest.first().is_some_and(|word| word == WITH_WORKER);
-    let inherited = |raw| ipc::daemon::inherited_fd(raw).map(UnixStream::from);
-    let sockets =
-        inherited(0).and_then(|own| Ok((own, with_worker.then(|| inherited(1)).transpose()?)));
-    match sockets {
-        Ok((socket, worker)) => {
-            let secrets = rest.iter().skip(1).map(PathBuf::from).collect();
-            run(socket, worker, Place { directory, key, policies: Path::new(policies), secrets })
+    let (workers, rest) = match rest {
+        [word, number, rest @ ..] if word == WITH_WORKER => {
+            (Some(number.to_str().and_then(|text| text.parse().ok())), rest)
         }
+        rest => (None, rest),
+    };
+    let split = rest.iter().position(|word| word == ARGUMENTS).unwrap_or(rest.len());
+    let (secrets, arguments) = (&rest[..split], rest.get(split + 1..).unwrap_or_default());
+    let inherited = |raw| ipc::daemon::inherited_fd(raw).map(UnixStream::from);
+    let sockets = inherited(0).and_then(|own| {
+        let network = workers.map(|_| inherited(1)).transpose()?;
+        let commands = workers.flatten().map(inherited).transpose()?;
+        Ok((own, Workers { network, commands }))
+    });
+    let place = Place {
+        directory,
+        key,
+        policies: Path::new(policies),
+        secrets: secrets.iter().map(PathBuf::from).collect(),
+        arguments: workers.map(|_| arguments.to_vec()),
+        also: workers.flatten().and_then(|raw: i32| u32::try_from(raw).ok()),
+    };
+    match sockets {
+        Ok((socket, workers)) => run(socket, workers, place),
         Err(error) => {
             eprintln!("proxyd vault: no socket was passed: {error}");
             ExitCode::from(2)
@@ -74,10 +99,10 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn run(mut socket: UnixStream, worker: Option<UnixStream>, place: Place<'_>) -> ExitCode {
+fn run(mut socket: UnixStream, workers: Workers, place: Place<'_>) -> ExitCode {
     match Child::open(place) {
         Ok(mut child) => {
-            child.worker = worker;
+            child.workers = workers;
             serve(socket, child)
         }
         Err(error) => {
@@ -94,15 +119,15 @@ fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     loop {
-        let (asked, answered) = match child.wait(&socket) {
+        let (asked, answered) = match child.workers.wait(&socket) {
             Ok(ready) => ready,
             Err(error) => {
                 eprintln!("proxyd vault: cannot wait: {error}");
                 return ExitCode::FAILURE;
             }
         };
-        if answered {
-            match child.hear() {
+        for which in answered {
+            match child.hear(which) {
                 Ok(Some(answers)) => {
                     for (number, answer) in answers {
                         if reply(&mut socket, number, answer).is_err() {
@@ -110,7 +135,7 @@ fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
                         }
                     }
                 }
-                // Without it no token is to be had: all start again.
+                // Without it nothing is to be had from others: all start again.
                 Ok(None) => return ExitCode::FAILURE,
                 Err(error) => {
                     eprintln!("proxyd vault: cannot read from its worker: {error}");
@@ -165,10 +190,10 @@ fn read_body(socket: &mut UnixStream) -> std::io::Result<Option<Zeroizing<Vec<u8
 pub(super) struct Child {
     pub(super) store: Store,
     pub(super) mints: Mints,
+    pub(super) backends: Remote,
     known: Known,
     files: Files,
-    /// Talks to token servers; none in tests of what needs none.
-    worker: Option<UnixStream>,
+    pub(super) workers: Workers,
     authorities: Authorities,
     key_source: &'static str,
     notes: Vec<String>,
@@ -179,7 +204,7 @@ pub(super) struct Child {
 impl Child {
     /// Confinement comes before the store is opened and before anything is read from the socket.
     fn open(place: Place<'_>) -> Result<Self, VaultError> {
-        let Place { directory, key, policies, secrets } = place;
+        let Place { directory, key, policies, secrets, arguments, also } = place;
         let directory = Path::new(directory);
         if let Some(missing) = secrets.iter().find(|path| !path.is_dir()) {
             let missing = missing.display();
@@ -188,7 +213,8 @@ impl Child {
         }
         let source = KeySource::from_argument(key)
             .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))?;
-        crate::sys::vault::harden()?;
+        crate::sys::vault::harden(also)?;
+        let backends = arguments.map(configured).transpose()?.unwrap_or_default();
         let material = source.read(!store::exists(directory))?;
         let own = Own::new(source.path(), directory).map_err(|error| {
             VaultError::Key(format!("cannot look at the vault's own files: {error}"))
@@ -196,7 +222,7 @@ impl Child {
         let read = secrets.iter().map(PathBuf::as_path).chain([policies]);
         crate::sys::vault::confine(directory, read)?;
         let child = Self::open_store(directory, &material, source.word(), policies)?;
-        Ok(Self { files: Files::below(secrets, own), ..child })
+        Ok(Self { files: Files::below(secrets, own), backends: Remote(backends), ..child })
     }
 
     fn open_store(
@@ -216,7 +242,8 @@ impl Child {
             mints: Mints::default(),
             known: Known::open(policies)?,
             files: Files::default(),
-            worker: None,
+            backends: Remote::default(),
+            workers: Workers::default(),
             authorities,
             key_source,
             notes,
@@ -233,43 +260,25 @@ impl Child {
         }
     }
 
-    /// Waits until proxyd asks or the worker answers.
-    fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
-        use rustix::event::{PollFd, PollFlags, poll};
-        let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
-        fds.extend(self.worker.as_ref().map(|worker| PollFd::new(worker, PollFlags::IN)));
-        loop {
-            match poll(&mut fds, None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        Ok((ready(0), ready(1)))
-    }
-
-    /// Asks the worker.
-    pub(super) fn send(
-        &mut self,
-        number: u32,
-        fetch: &Fetch,
-        parts: &[Secret],
-    ) -> Result<(), VaultError> {
-        let worker = self.worker.as_mut().ok_or_else(|| {
-            VaultError::Unavailable("the vault has no worker that could fetch a token".into())
-        })?;
-        worker.write_all(&wire::encode(number, fetch, parts)).map_err(|error| {
-            VaultError::Failed(format!("the vault's worker cannot be asked: {error}"))
-        })
-    }
-
-    /// Takes one answer of the worker's; none when it has ended.
-    fn hear(&mut self) -> std::io::Result<Option<Vec<(u32, Answer)>>> {
-        let Some(worker) = &mut self.worker else { return Ok(None) };
+    /// Takes one answer of a worker's; none when it has ended.
+    fn hear(&mut self, which: Which) -> std::io::Result<Option<Vec<(u32, Answer)>>> {
+        let Some(worker) = self.workers.of_mut(which) else { return Ok(None) };
         let Some(body) = read_body(worker)? else { return Ok(None) };
         let (fetched, parts) = wire::decode(&body).map_err(std::io::Error::other)?;
         Ok(Some(self.landed(wire::number(&body), fetched, parts.first())))
+    }
+
+    /// A value that needs no question, and its number where it has one.
+    pub(super) fn kept_value(
+        &mut self,
+        secret: &SecretRef,
+    ) -> Result<(Option<u64>, Secret), VaultError> {
+        if secret.backend == Backend::Local {
+            let (version, value) = self.store.current(&secret.path)?;
+            return Ok((Some(version), value));
+        }
+        let value = self.files.values(&secret.path)?.first().map(Secret::expose_secret);
+        Ok((None, Secret::concat(&[value.unwrap_or_default()])))
     }
 
     /// Answers; nothing where the answer comes later.
@@ -283,11 +292,10 @@ impl Child {
             Request::Render { credential, host, scope, refused } => {
                 match self.permitted(&credential, &host, scope) {
                     Err(error) => Some(Err(error)),
-                    Ok((Use { secret, grant: None }, form)) => Some(self.render(&secret, &form)),
-                    Ok((Use { secret, grant: Some(grant) }, form)) => {
-                        let key = (secret.path, grant);
-                        self.render_minted(key, Waiter::new(number, form), refused)
-                    }
+                    Ok((used, form)) => match used.key() {
+                        None => Some(self.render(&used.secret, &form)),
+                        Some(key) => self.render_minted(key, Waiter::new(number, form), refused),
+                    },
                 }
             }
             other => Some(self.answer_now(other, parts)),
@@ -318,8 +326,8 @@ impl Child {
     /// The password of an upstream proxy. Which secret that is says proxyd's configuration; one
     /// that a policy has a use for is not given out so.
     fn password(&mut self, secret: &str, user: String) -> Answer {
-        match self.known.names(secret) {
-            true => Err(VaultError::Refused(format!("secret {secret:?} is a policy's"))),
+        match self.known.names(secret) || self.backends.0.uses(secret) {
+            true => Err(VaultError::Refused(format!("secret {secret:?} is for another use"))),
             false => {
                 let secret = SecretRef { backend: Backend::Local, path: secret.to_owned() };
                 self.render(&secret, &Form::Basic { user })
@@ -369,14 +377,12 @@ impl Child {
     }
 
     fn render(&mut self, secret: &SecretRef, form: &Form) -> Answer {
-        match secret.backend {
-            Backend::File => rendered(self.files.values(&secret.path)?, form, 0, None),
-            Backend::Local => {
-                let answer = rendered(&self.store.values(&secret.path)?, form, 0, None)?;
-                self.store.used(&secret.path, now())?;
-                Ok(answer)
-            }
+        if secret.backend == Backend::File {
+            return rendered(self.files.values(&secret.path)?, form, 0, None);
         }
+        let answer = rendered(&self.store.values(&secret.path)?, form, 0, None)?;
+        self.store.used(&secret.path, now())?;
+        Ok(answer)
     }
 
     fn needles(&mut self, credentials: &[Named]) -> Answer {
@@ -384,17 +390,19 @@ impl Child {
         for named in credentials {
             let credential = self.known.find(&named.environment, &named.name, &named.print)?;
             let form = form(&credential.inject, Some(Scope::none()))?;
-            let secret = credential.secret.path.clone();
-            if credential.secret.backend == Backend::File {
-                // What is not to be had was not sent lately either.
-                for value in self.files.values(&secret).unwrap_or_default() {
+            let used = Use { secret: credential.secret.clone(), grant: credential.grant.clone() };
+            if let Some(key) = used.key() {
+                for value in self.minted_values(&key) {
+                    // A value that does not fit its use was never sent.
                     let _ = add_needles(&mut needles, value, &form);
                 }
                 continue;
             }
-            if let Some(grant) = credential.grant.clone() {
-                for value in self.minted_values(&(secret, grant)) {
-                    add_needles(&mut needles, value, &form)?;
+            let secret = used.secret.path;
+            if used.secret.backend == Backend::File {
+                // What is not to be had was not sent lately either.
+                for value in self.files.values(&secret).unwrap_or_default() {
+                    let _ = add_needles(&mut needles, value, &form);
                 }
                 continue;
             }
@@ -417,6 +425,25 @@ impl Child {
 struct Use {
     secret: SecretRef,
     grant: Option<Grant>,
+}
+
+impl Use {
+    /// What has to be had from others for it.
+    fn key(&self) -> Option<Key> {
+        match &self.grant {
+            Some(grant) => Some(Key::Token(self.secret.clone(), grant.clone())),
+            None if self.secret.is_remote() => Some(Key::Value(self.secret.clone())),
+            None => None,
+        }
+    }
+}
+
+/// What the operator's configuration says of those who keep secrets. Read before anything is.
+fn configured(arguments: Vec<OsString>) -> Result<Backends, VaultError> {
+    let parsed = Arguments::parse_from_rest(arguments);
+    let parsed = parsed.map_err(|error| VaultError::Key(error.to_string()))?;
+    let config = Config::load(&parsed).map_err(|error| VaultError::Key(error.to_string()))?;
+    Ok(config.backends)
 }
 
 /// The form in which a credential goes into a request.
@@ -538,7 +565,7 @@ pub(super) fn serve_in_test(
 #[cfg(test)]
 pub(super) fn open_in_test(directory: &Path, worker: UnixStream) -> Child {
     let mut child = open_store_in_test(directory);
-    child.worker = Some(worker);
+    child.workers.network = Some(worker);
     child
 }
 

@@ -4,7 +4,7 @@
 //! and those behind it need not wait.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -22,10 +22,11 @@ use super::wire::{self, Reply, Request};
 
 /// How long the child may take to open its store; Argon2id and a slow disk are far below it.
 const START_SECONDS: u64 = 60;
-/// How long one answer may take. It may wait for two questions of the worker's, of which each has
-/// its own limit ([`super::mint`]); the rest is for a machine that is busy. A child that is stuck
-/// is as good as gone.
-const ANSWER_SECONDS: u64 = 2 * super::FETCH_SECONDS + 20;
+/// How long one answer may take. It may wait for several questions of the workers', one after the
+/// other (a login, a value, a token for it, each a second time), of which each has its own limit
+/// ([`super::mint`]); the rest is for a machine that is busy. A child that is stuck is as good as
+/// gone.
+const ANSWER_SECONDS: u64 = 7 * super::FETCH_SECONDS + 20;
 /// Questions that may wait for their turn; more wait in their own tasks.
 const QUESTIONS: usize = 256;
 
@@ -55,11 +56,13 @@ struct Parts {
 }
 
 impl Connection {
-    /// Starts the child and its worker: a socket to us is the child's standard input, one to the
-    /// worker its standard output. Reads the child's first message.
+    /// Starts the child and its workers: a socket to us is the child's standard input, one to the
+    /// network's worker its standard output; `command` is told the number of that to the other.
+    /// Reads the child's first message.
     pub(super) fn start(
-        mut command: Command,
+        mut command: impl FnMut(Option<i32>) -> Command,
         mut fetch: Command,
+        run: Option<Command>,
     ) -> Result<(Self, Reply), VaultError> {
         let cannot = |error: std::io::Error| {
             VaultError::Failed(format!("cannot start the vault process: {error}"))
@@ -68,25 +71,36 @@ impl Connection {
         let (near, far) = StdUnixStream::pair().map_err(cannot)?;
         // No environment: what they need stands in their arguments.
         fetch.env_clear().stdin(OwnedFd::from(far)).stdout(Stdio::null());
+        let mut children = vec![fetch.spawn().map_err(cannot)?];
+        let mut commands = None;
+        if let Some(mut run) = run {
+            let (near, far) = StdUnixStream::pair().map_err(cannot)?;
+            run.env_clear().stdin(OwnedFd::from(far)).stdout(Stdio::null());
+            children.push(run.spawn().map_err(cannot)?);
+            // The next process that is started inherits it by its number.
+            rustix::io::fcntl_setfd(&near, rustix::io::FdFlags::empty())
+                .map_err(|errno| cannot(errno.into()))?;
+            commands = Some(near);
+        }
+        let mut command = command(commands.as_ref().map(AsRawFd::as_raw_fd));
         command.env_clear().stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(near));
-        let worker = fetch.spawn().map_err(cannot)?;
-        let child = command.spawn().map_err(cannot)?;
+        children.push(command.spawn().map_err(cannot)?);
         // The commands still hold ends that are not ours; whoever dies must be an end of file to
         // the others.
-        drop((command, fetch));
+        drop((command, fetch, commands));
         ours.set_read_timeout(Some(Duration::from_secs(START_SECONDS))).map_err(cannot)?;
         let first = read_first(&ours).and_then(|reply| match reply {
             Reply::Failed { why, text } => Err(VaultError::from_wire(why, text)),
             other => Ok(other),
         });
         if let Err(error) = first {
-            for mut child in [child, worker] {
+            for mut child in children {
                 let _ = child.kill();
                 let _ = child.wait();
             }
             return Err(error);
         }
-        first.and_then(|reply| Ok((Self::over(ours, vec![child, worker])?, reply)))
+        first.and_then(|reply| Ok((Self::over(ours, children)?, reply)))
     }
 
     /// For tests: the other end is already served, by a thread.

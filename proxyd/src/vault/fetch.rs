@@ -1,4 +1,5 @@
-//! The vault's worker for the network: carries one question to a token server, brings the answer.
+//! The vault's worker for the network: carries one question to a server that gives tokens or keeps
+//! secrets, brings the answer.
 //!
 //! A process of its own, started by proxyd with a socket to the vault child as standard input. It
 //! sees what it carries (a refresh token, a client's secret, a new token) and nothing else: it has
@@ -35,7 +36,7 @@ use crate::upstream::outbound::Outbound;
 
 /// What this program is told to be.
 pub const ROLE: &str = "vault-fetch";
-/// Longest answer of a token server.
+/// Longest answer of such a server.
 const ANSWER_BYTES_MAX: usize = 256 * 1024;
 
 /// Runs the worker. `args` are those after the role: proxyd's own.
@@ -98,7 +99,7 @@ async fn serve(socket: UnixStream, config: Config, outbound: Outbound) {
             };
             let fetched = match timeout(patience, fetching).await {
                 Ok(fetched) => fetched,
-                Err(_) => Err(format!("the token server gave no answer in {FETCH_SECONDS} s")),
+                Err(_) => Err(format!("the server gave no answer in {FETCH_SECONDS} s")),
             };
             let (head, parts) = match fetched {
                 Ok((status, body)) => (Fetched::Answered { status }, vec![body]),
@@ -127,11 +128,10 @@ async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> Arc<Outbound> {
 /// One request and its whole answer. No reason quotes what was sent or came.
 async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), String> {
     let (asked, mut parts) = wire::decode::<Fetch>(question).map_err(|error| error.to_string())?;
-    if parts.len() != 2 {
+    if parts.len() != asked.secret_headers.len() + 1 {
         return Err("the vault asked in another way than agreed".to_owned());
     }
-    let body = parts.remove(1).into_bytes();
-    let authorization = parts.remove(0).into_bytes();
+    let body = parts.pop().map_or_else(Bytes::new, Secret::into_bytes);
     let (scheme, host, port, path) = policies::split_url(&asked.url)?;
     if scheme != Scheme::Https {
         return Err("secrets are shown over https only".to_owned());
@@ -143,35 +143,42 @@ async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), St
     let named = named.strip_suffix(":443").unwrap_or(&named);
     headers.append("Host", field(named));
     headers.append("User-Agent", field(concat!("cleanhands/", env!("CARGO_PKG_VERSION"))));
-    headers.append("Accept", field("application/json"));
-    headers.append("Content-Type", field(&asked.content_type));
-    headers.append("Content-Length", field(&body.len().to_string()));
+    for (name, value) in &asked.headers {
+        headers.append(name, field(value));
+    }
+    let with_body = asked.method != "GET";
+    if with_body {
+        headers.append("Content-Length", field(&body.len().to_string()));
+    }
     headers.append("Connection", field("close"));
-    if !authorization.is_empty() {
-        headers.append("Authorization", authorization);
+    for (name, value) in asked.secret_headers.iter().zip(parts) {
+        headers.append(name, value.into_bytes());
     }
     let head = RequestHead {
-        method: Bytes::from_static(b"POST"),
+        method: field(&asked.method),
         target: field(&path),
         scheme,
         authority: named.to_owned(),
         headers,
     };
+    let body = with_body.then_some(body);
     exchange(Connection::new(stream), &head, body)
         .await
-        .map_err(|reason| format!("the token server {host} gave no sound answer: {reason}"))
+        .map_err(|reason| format!("the server {host} gave no sound answer: {reason}"))
 }
 
 async fn exchange(
     mut connection: Connection,
     head: &RequestHead,
-    body: Bytes,
+    body: Option<Bytes>,
 ) -> Result<(u16, Secret), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let framing = Framing::Length(body.len() as u64);
+    let framing = body.as_ref().map_or(Framing::None, |body| Framing::Length(body.len() as u64));
     let sent = connection.send(head, framing, None).await;
     let (mut out, mut awaited) = sent.map_err(|error| text(&error))?;
-    out.data(body).await.map_err(|error| text(&error))?;
+    if let Some(body) = body {
+        out.data(body).await.map_err(|error| text(&error))?;
+    }
     out.finish(None).await.map_err(|error| text(&error))?;
     let (status, mut body) = loop {
         let (head, next) = awaited.head().await.map_err(|error| text(&error))?;

@@ -90,7 +90,7 @@ impl KeySource {
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         match self {
             Self::File { path, .. } | Self::Systemd { path } | Self::Passphrase { path } => path,
         }

@@ -20,12 +20,15 @@ mod known;
 mod mint;
 mod oauth;
 pub mod placeholder;
+mod remote;
 mod render;
+pub mod run;
 mod seal;
 pub mod secret;
 mod sigv4;
 mod store;
 mod wire;
+mod workers;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -147,23 +150,34 @@ impl Vault {
     /// ends with the thread that started it (PR_SET_PDEATHSIG(2const)).
     ///
     /// It reads the policies and, below the directories of `secrets`, files that hold secrets.
-    /// `arguments` are proxyd's own: the worker that fetches tokens reads the same configuration.
+    /// `arguments` are proxyd's own: all these processes read the same configuration. With commands
+    /// in it there is a worker for them.
     pub fn start(
         exec: &SelfExec,
         state: &Path,
         key: &KeySource,
         (policies, secrets): (&Path, &[PathBuf]),
-        arguments: Vec<std::ffi::OsString>,
+        (arguments, with_commands): (Vec<std::ffi::OsString>, bool),
     ) -> Result<(Vault, VaultFacts), VaultError> {
         let directory = directory(state);
         ipc::daemon::private_directory(&directory)
             .map_err(|error| VaultError::Failed(error.to_string()))?;
-        let mut command = exec.command("vault");
-        command.arg(&directory).arg(key.to_argument()).arg(policies).arg(child::WITH_WORKER);
-        command.args(secrets);
         let mut fetch = exec.command(fetch::ROLE);
-        fetch.args(arguments);
-        let (connection, first) = Connection::start(command, fetch)?;
+        fetch.args(&arguments);
+        let run = with_commands.then(|| {
+            let mut run = exec.command(run::ROLE);
+            run.args(&arguments);
+            run
+        });
+        let command = |commands: Option<i32>| {
+            let mut command = exec.command("vault");
+            let commands = commands.map(|number| number.to_string()).unwrap_or_default();
+            command.arg(&directory).arg(key.to_argument()).arg(policies);
+            command.arg(child::WITH_WORKER).arg(commands).args(secrets);
+            command.arg(child::ARGUMENTS).args(&arguments);
+            command
+        };
+        let (connection, first) = Connection::start(command, fetch, run)?;
         Self::opened(connection, first)
     }
 

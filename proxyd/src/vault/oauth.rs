@@ -23,6 +23,8 @@ use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use super::VaultError;
+use super::mint::Life;
+use super::remote::{Ask, Errand, Meaning};
 use super::secret::Secret;
 use super::wire::Fetch;
 
@@ -33,26 +35,6 @@ const ASSERTION_BACK_SECONDS: u64 = 60;
 const LIFE_SECONDS: u64 = 3600;
 /// Words of a token server that messages may quote.
 const WORD_BYTES_MAX: usize = 40;
-
-/// One question to a token server.
-pub(super) struct Ask {
-    pub fetch: Fetch,
-    pub authorization: Secret,
-    pub body: Secret,
-}
-
-/// What the server's answer means.
-pub(super) enum Meaning {
-    Token {
-        token: Secret,
-        rotated: Option<Secret>,
-        seconds: u64,
-    },
-    /// It will not change its mind.
-    Refused(String),
-    /// It may answer otherwise later.
-    Later(String),
-}
 
 /// The question for a grant. `secret` is the credential's own, `client` that of its client.
 pub(super) fn ask(
@@ -75,7 +57,7 @@ pub(super) fn ask(
             }
             let authorization = Secret::concat(&[b"Bearer ", assertion.expose_secret()]);
             let body = Secret::new(wanted.to_string().into_bytes());
-            return Ok(Ask { fetch: fetch(grant, "application/json"), authorization, body });
+            return Ok(post(grant, "application/json", authorization, body));
         }
         GrantKind::RefreshToken => {
             form.add("grant_type", b"refresh_token");
@@ -119,12 +101,26 @@ pub(super) fn ask(
             (_, _) => form.add("client_id", known.id.as_bytes()),
         }
     }
-    let fetch = fetch(grant, "application/x-www-form-urlencoded");
-    Ok(Ask { fetch, authorization, body: Secret::new(form.0) })
+    let body = Secret::new(form.0);
+    Ok(post(grant, "application/x-www-form-urlencoded", authorization, body))
 }
 
-fn fetch(grant: &Grant, content_type: &str) -> Fetch {
-    Fetch { url: grant.url.clone(), content_type: content_type.to_owned() }
+fn post(grant: &Grant, content_type: &str, authorization: Secret, body: Secret) -> Ask {
+    let mut secret_headers = Vec::new();
+    let mut parts = Vec::new();
+    if !authorization.expose_secret().is_empty() {
+        secret_headers.push("Authorization".to_owned());
+        parts.push(authorization);
+    }
+    parts.push(body);
+    let headers = [("Accept", "application/json"), ("Content-Type", content_type)];
+    let errand = Errand::Fetch(Fetch {
+        method: "POST".to_owned(),
+        url: grant.url.clone(),
+        headers: headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+        secret_headers,
+    });
+    Ask { errand, parts }
 }
 
 /// `application/x-www-form-urlencoded`.
@@ -278,10 +274,10 @@ fn token(answer: &Value, now: u64) -> Meaning {
     let end = text("expires_at").and_then(|text| text.parse::<jiff::Timestamp>().ok());
     let left = end.and_then(|end| u64::try_from(end.as_second()).ok()?.checked_sub(now));
     let seconds = number(&answer["expires_in"]).or(left).unwrap_or(LIFE_SECONDS);
-    Meaning::Token {
-        token: Secret::new(token.as_bytes().to_vec()),
+    Meaning::Had {
+        value: Secret::new(token.as_bytes().to_vec()),
         rotated: text("refresh_token").map(|text| Secret::new(text.as_bytes().to_vec())),
-        seconds,
+        life: Life::Until(super::mint::seconds(seconds)),
     }
 }
 
@@ -318,13 +314,18 @@ mod tests {
 
             let ask = ask(&grant, &secret("old/token"), Some(&secret("s:cret:")), 0).unwrap();
 
-            assert_eq!(text(&ask.authorization), authorization);
+            let shown = if ask.parts.len() == 2 { text(&ask.parts[0]) } else { String::new() };
+            assert_eq!(shown, authorization);
             let expected = format!("grant_type=refresh_token&refresh_token=old%2Ftoken&{body}");
-            assert_eq!(text(&ask.body), expected);
+            assert_eq!(text(ask.parts.last().unwrap()), expected);
         }
         let grant = grant(GrantKind::ClientCredentials, Some(ClientAuth::Post));
         let ask = ask(&grant, &secret("s:cret:"), None, 0).unwrap();
-        assert!(text(&ask.body).ends_with("client_secret=s%3Acret%3A"), "{}", text(&ask.body));
+        assert!(
+            text(ask.parts.last().unwrap()).ends_with("client_secret=s%3Acret%3A"),
+            "{}",
+            text(ask.parts.last().unwrap())
+        );
     }
 
     #[test]
@@ -342,7 +343,7 @@ mod tests {
 
             let ask = ask(&grant(kind, None), &secret(&stored), None, 1_000_000).unwrap();
 
-            let body = text(&ask.body);
+            let body = text(ask.parts.last().unwrap());
             let token = body.split('&').find_map(|p| p.strip_prefix("assertion=")).unwrap();
             let parts: Vec<&str> = token.split('.').collect();
             let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).unwrap();
@@ -362,9 +363,10 @@ mod tests {
     #[test]
     fn answers_are_told_apart_and_nothing_of_them_is_quoted_but_plain_words() {
         let read = |status, body: &str| match read(status, body.as_bytes(), 1_000) {
-            Meaning::Token { token, rotated, seconds } => {
-                format!("{} {} {seconds}", text(&token), rotated.is_some())
+            Meaning::Had { value, rotated, life: Life::Until(life) } => {
+                format!("{} {} {}", text(&value), rotated.is_some(), life.as_secs())
             }
+            Meaning::Had { .. } => "another life".to_owned(),
             Meaning::Refused(why) => format!("refused: {why}"),
             Meaning::Later(why) => format!("later: {why}"),
         };

@@ -97,21 +97,32 @@ pub enum Form {
     SigV4(Scope),
 }
 
-/// What a worker is asked: one request over the network. Parts: the value of `Authorization`,
-/// empty for none, and the body.
+/// What the network's worker is asked: one request. Parts: the value of each secret header, in
+/// their order, and the body.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fetch {
+    /// `GET` or `POST`.
+    pub method: String,
     /// `https://…`.
     pub url: String,
-    pub content_type: String,
+    pub headers: Vec<(String, String)>,
+    /// Names of headers whose values are secret.
+    pub secret_headers: Vec<String>,
+}
+
+/// What the commands' worker is asked. Part: what the command reads.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    pub command: String,
 }
 
 /// What came of it.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fetched {
-    /// Part: the body.
+    /// Part: the body, or what a command wrote; its status is 0.
     Answered { status: u16 },
     /// Nobody answered, for this reason.
     Failed { reason: String },

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use super::*;
 use crate::vault::child::open_in_test;
 use crate::vault::tests::policy;
-use crate::vault::wire::Request;
+use crate::vault::wire::{Fetched, Request};
 
 const POLICY: &str = r#"
 [[egress.allow]]
@@ -26,8 +26,9 @@ fn scene(dir: &std::path::Path) -> (Child, UnixStream, Key) {
     let (worker, ours) = UnixStream::pair().unwrap();
     let mut child = open_in_test(dir, worker);
     put(&mut child, "SECRET-CANARY-0");
-    let grant = policy(POLICY).credentials["api"].grant.clone().unwrap();
-    (child, ours, ("app".to_owned(), grant))
+    let policy = policy(POLICY);
+    let api = &policy.credentials["api"];
+    (child, ours, Key::Token(api.secret.clone(), api.grant.clone().unwrap()))
 }
 
 fn put(child: &mut Child, value: &str) {

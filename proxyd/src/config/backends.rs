@@ -1,0 +1,203 @@
+//! `proxyd.toml`, the part about where secrets are had besides the embedded vault and files.
+//!
+//! Nothing of it can be said in a policy: a policy names a command, never what it runs. No value
+//! stands here either, only names of secrets.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use policies::{Backend, SecretRef, is_secret_name};
+use serde::{Deserialize, Serialize};
+
+/// How long a command may run, where the file does not say it.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests wait for it.
+const COMMAND_TIMEOUT_MAX: Duration = Duration::from_secs(15);
+/// How long a value serves before it is asked for again.
+const REFRESH: Duration = Duration::from_secs(300);
+const REFRESH_MIN: Duration = Duration::from_secs(1);
+/// What was revoked elsewhere must not serve for ever.
+const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// `[commands.NAME]` as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) struct FileCommand {
+    command: Vec<String>,
+    format: Option<Format>,
+    timeout: Option<String>,
+    refresh: Option<String>,
+    stale: Option<String>,
+    input: Option<String>,
+    user: Option<String>,
+    #[serde(default)]
+    environment: BTreeMap<String, String>,
+    #[serde(default)]
+    read: Vec<PathBuf>,
+    #[serde(default)]
+    write: Vec<PathBuf>,
+}
+
+/// Everything of the file that the vault asks others by, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backends {
+    pub commands: BTreeMap<String, Command>,
+}
+
+/// How long a value serves: `refresh`, and beyond it while whoever keeps it cannot be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freshness {
+    pub refresh: Duration,
+    pub stale: Duration,
+}
+
+/// A command whose output is a secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    pub program: Program,
+    pub format: Format,
+    pub timeout: Duration,
+    pub freshness: Freshness,
+    /// What it reads from its standard input.
+    pub input: Option<SecretRef>,
+}
+
+/// What is run, and what it may touch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    pub argv: Vec<String>,
+    /// All of its environment.
+    pub environment: BTreeMap<String, String>,
+    pub read: Vec<PathBuf>,
+    pub write: Vec<PathBuf>,
+    /// Whose process it is, where proxyd is root's.
+    pub user: Option<Account>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Account {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// How a command's output is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// The value, and one line end that is cut off.
+    #[default]
+    Text,
+    /// `{"value": "…", "expires_in": 300}`.
+    Json,
+    /// What the AWS tools call `credential_process`.
+    AwsProcess,
+}
+
+impl Backends {
+    /// From what the file says. The error is the key and the reason.
+    pub(super) fn check(commands: BTreeMap<String, FileCommand>) -> Result<Self, (String, String)> {
+        let mut checked = BTreeMap::new();
+        for (name, command) in commands {
+            let key = format!("commands.{name}");
+            if !is_secret_name(&name) {
+                let reason = "a command's name is made of letters, digits, \".\", \"_\", \"-\"";
+                return Err((key, reason.to_owned()));
+            }
+            let command =
+                command.check().map_err(|(word, reason)| (format!("{key}.{word}"), reason))?;
+            checked.insert(name, command);
+        }
+        Ok(Self { commands: checked })
+    }
+
+    /// Whether a secret of the embedded vault is for the vault's own questions.
+    pub fn uses(&self, name: &str) -> bool {
+        let inputs = self.commands.values().filter_map(|command| command.input.as_ref());
+        inputs.into_iter().any(|secret| secret.backend == Backend::Local && secret.path == name)
+    }
+}
+
+impl FileCommand {
+    fn check(self) -> Result<Command, (&'static str, String)> {
+        let program = self.command.first().filter(|program| program.starts_with('/'));
+        let plain = |text: &String| !text.contains('\0');
+        if program.is_none() || !self.command.iter().all(plain) {
+            let reason = "a program by its absolute path, and its arguments: [\"/usr/bin/op\", \
+                          \"read\", \"…\"]";
+            return Err(("command", reason.to_owned()));
+        }
+        let bad = |name: &String| name.is_empty() || name.contains(['=', '\0']);
+        if self.environment.iter().any(|(name, value)| bad(name) || !plain(value)) {
+            return Err(("environment", "no variable has such a name or value".to_owned()));
+        }
+        for (key, paths) in [("read", &self.read), ("write", &self.write)] {
+            if let Some(path) = paths.iter().find(|path| !path.is_absolute()) {
+                return Err((key, format!("{} is no absolute path", path.display())));
+            }
+        }
+        let timeout = match self.timeout {
+            None => COMMAND_TIMEOUT,
+            Some(text) => span(&text, Duration::from_secs(1), COMMAND_TIMEOUT_MAX)
+                .map_err(|reason| ("timeout", reason))?,
+        };
+        Ok(Command {
+            program: Program {
+                argv: self.command,
+                environment: self.environment,
+                read: self.read,
+                write: self.write,
+                user: self.user.map(|name| account(&name)).transpose()?,
+            },
+            format: self.format.unwrap_or_default(),
+            timeout,
+            freshness: freshness(self.refresh, self.stale, Duration::ZERO)?,
+            input: self.input.map(|text| kept(&text)).transpose().map_err(|why| ("input", why))?,
+        })
+    }
+}
+
+fn account(name: &str) -> Result<Account, (&'static str, String)> {
+    if !rustix::process::geteuid().is_root() {
+        let reason = "only a proxyd of root's can start a command as somebody else";
+        return Err(("user", reason.to_owned()));
+    }
+    let found = crate::sys::accounts::named(name).map_err(|reason| ("user", reason))?;
+    Ok(Account { uid: found.0, gid: found.1 })
+}
+
+/// A secret that the vault has without asking others.
+fn kept(text: &str) -> Result<SecretRef, String> {
+    match SecretRef::parse(text) {
+        Ok(secret) if !secret.is_remote() => Ok(secret),
+        // What is no name may be a value: it is not repeated.
+        _ => Err("the place of a secret: \"local:NAME\" or \"file:PATH\"".to_owned()),
+    }
+}
+
+fn freshness(
+    refresh: Option<String>,
+    stale: Option<String>,
+    stale_default: Duration,
+) -> Result<Freshness, (&'static str, String)> {
+    let read = |key, text: Option<String>, least, default| match text {
+        None => Ok(default),
+        Some(text) => span(&text, least, SPAN_MAX).map_err(|reason| (key, reason)),
+    };
+    Ok(Freshness {
+        refresh: read("refresh", refresh, REFRESH_MIN, REFRESH)?,
+        stale: read("stale", stale, Duration::ZERO, stale_default)?,
+    })
+}
+
+fn span(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
+    let time = policies::time_span(text)?;
+    match (least..=most).contains(&time) {
+        true => Ok(time),
+        false => {
+            Err(format!("{text}: {} s at least, {} s at most", least.as_secs_f32(), most.as_secs()))
+        }
+    }
+}

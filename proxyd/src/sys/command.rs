@@ -1,0 +1,186 @@
+//! What confines a command of the operator's, and ends what it leaves behind.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+};
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use super::process::ConfineError;
+
+/// The status of a process that could not become its command.
+pub const CANNOT: u8 = 126;
+
+/// What any program needs to run: itself, its libraries, names, time zones, certificates.
+const SYSTEM: &[&str] = &[
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/opt",
+    "/etc",
+    "/nix/store",
+    "/snap",
+    "/run/systemd/resolve",
+    "/run/resolvconf",
+    "/proc",
+    "/sys/devices/system/cpu",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/zero",
+];
+
+/// Orphans of commands come to this process.
+pub fn adopt_orphans() -> io::Result<()> {
+    let own = rustix::process::getpid();
+    rustix::process::set_child_subreaper(Some(own)).map_err(io::Error::from)
+}
+
+/// Ends a command that has not been waited for, and what else is in its group.
+pub fn end_group(leader: u32) {
+    if let Some(group) = pid(leader) {
+        // It may have ended by itself.
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// Ends what commands left behind: every child of this process that is none of `running`, until
+/// there is none. Children of one that is ended here come to this process in turn.
+pub fn end_orphans(running: impl Fn(u32) -> bool) {
+    let own = rustix::process::getpid().as_raw_nonzero();
+    let path = format!("/proc/{own}/task/{own}/children");
+    loop {
+        let children = std::fs::read_to_string(&path).unwrap_or_default();
+        let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+        let orphans: Vec<Pid> = children.filter(|child| !running(*child)).filter_map(pid).collect();
+        let mut ended = false;
+        for orphan in orphans {
+            // It is a child that nobody has waited for, so its number is still its own.
+            let _ = rustix::process::kill_process(orphan, Signal::KILL);
+            ended |= rustix::process::waitpid(Some(orphan), WaitOptions::empty()).is_ok();
+        }
+        if !ended {
+            return;
+        }
+    }
+}
+
+fn pid(number: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(number).ok()?)
+}
+
+/// Last steps before this process becomes `program`:
+///
+/// 1. It ends with the worker.
+/// 2. A session of its own: no terminal to speak to.
+/// 3. No descriptor but the standard ones.
+/// 4. No file but the system's programs, `read` and `write`, and nothing of `hidden`, wherever it
+///    lies; signals and abstract sockets stay within, where the kernel knows how.
+///
+/// What the worker gave up before stays given up: privileges by set-uid programs, core files, the
+/// system calls of `worker::only_commands`.
+pub fn confine(
+    program: &Path,
+    read: &[PathBuf],
+    write: &[PathBuf],
+    hidden: &[PathBuf],
+) -> Result<(), ConfineError> {
+    let failed = |error: rustix::io::Errno| ConfineError::Landlock(error.to_string());
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed)?;
+    // The worker made it the leader of a group already, in which case it cannot lead a session.
+    let _ = rustix::process::setsid();
+    super::vault::close_all_but_standard()
+        .map_err(|error| ConfineError::Landlock(error.to_string()))?;
+    let system: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
+    let mut rules = Vec::new();
+    let run = AccessFs::from_read(ABI::V5) & !AccessFs::IoctlDev;
+    for path in [&system, read, &[program.to_owned()]].into_iter().flat_map(|p| without(p, hidden))
+    {
+        rules.push((path, run));
+    }
+    for path in without(write, hidden) {
+        rules.push((path, AccessFs::from_all(ABI::V5) & !(AccessFs::Execute | AccessFs::IoctlDev)));
+    }
+    rules.push((PathBuf::from("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile));
+    restrict(rules)
+}
+
+fn restrict(rules: Vec<(PathBuf, BitFlags<AccessFs>)>) -> Result<(), ConfineError> {
+    let failed = |error: landlock::RulesetError| ConfineError::Landlock(error.to_string());
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V2))
+        .map_err(failed)?
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(ABI::V5))
+        .map_err(failed)?
+        .scope(Scope::from_all(ABI::V6))
+        .map_err(failed)?
+        .create()
+        .map_err(failed)?;
+    for (path, access) in rules {
+        let Ok(fd) = PathFd::new(&path) else { continue };
+        let access = if path.is_dir() { access } else { access & AccessFs::from_file(ABI::V5) };
+        ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(failed)?;
+    }
+    match ruleset.restrict_self().map_err(failed)?.ruleset {
+        RulesetStatus::NotEnforced => Err(ConfineError::Partial),
+        _ => Ok(()),
+    }
+}
+
+/// The paths, by their real names, without anything that is hidden: a directory that holds a hidden
+/// one is taken apart into what else is in it now.
+fn without(paths: &[PathBuf], hidden: &[PathBuf]) -> Vec<PathBuf> {
+    let mut left = Vec::new();
+    let mut open: Vec<PathBuf> =
+        paths.iter().filter_map(|path| std::fs::canonicalize(path).ok()).collect();
+    while let Some(path) = open.pop() {
+        if hidden.iter().any(|secret| path.starts_with(secret)) {
+            continue;
+        }
+        if !hidden.iter().any(|secret| secret.starts_with(&path)) {
+            left.push(path);
+            continue;
+        }
+        let entries = std::fs::read_dir(&path).into_iter().flatten().filter_map(Result::ok);
+        // A link needs no rule of its own; what it leads to is judged by its real name.
+        let real = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()));
+        open.extend(real.map(|entry| entry.path()));
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_hidden_is_left_out_of_whatever_holds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = std::fs::canonicalize(dir.path()).unwrap();
+        for path in ["a/state/proxyd", "a/other", "b"] {
+            std::fs::create_dir_all(root.join(path)).unwrap();
+        }
+        std::fs::write(root.join("a/key"), "x").unwrap();
+        std::os::unix::fs::symlink(root.join("a/state"), root.join("b/link")).unwrap();
+        let hidden = [root.join("a/state"), root.join("a/key")];
+        let left = |path: &str| {
+            let mut left = without(&[root.join(path)], &hidden);
+            left.sort();
+            left
+        };
+
+        assert_eq!(left(""), [root.join("a/other"), root.join("b")]);
+        assert_eq!(left("a"), [root.join("a/other")]);
+        assert_eq!(left("b"), [root.join("b")]);
+        for path in ["a/state", "a/state/proxyd", "a/key", "b/link", "none"] {
+            assert!(left(path).is_empty(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! One question to somebody else: what it needs first, who waits for it, what its answer means.
+//!
+//! A token for a secret that another backend keeps needs that value first: its flight waits for
+//! the value's own and departs when that has landed.
+
+use std::time::{Duration, Instant};
+
+use policies::SecretRef;
+
+use super::{Key, Life, Look, PAUSE, PAUSE_REFUSED, Waiter, print};
+use crate::vault::VaultError;
+use crate::vault::child::{Answer, Child, now};
+use crate::vault::remote::{self, Meaning};
+use crate::vault::secret::Secret;
+use crate::vault::wire::Fetched;
+
+pub(super) struct Flight {
+    pub key: Key,
+    /// The number of the value that was shown, where it is the store's.
+    version: Option<u64>,
+    forced: bool,
+    begun: Instant,
+    waiters: Vec<Waiter>,
+    /// What departs when this one has landed.
+    keys: Vec<Key>,
+}
+
+/// What a question is asked with.
+enum Input {
+    Has { version: Option<u64>, value: Secret },
+    Needs(Key),
+}
+
+enum Landed {
+    Kept,
+    /// It is about a value that is no longer the secret's.
+    Stale,
+}
+
+impl Child {
+    fn flight(&mut self, key: &Key) -> Option<u32> {
+        let mut flights = self.mints.flights.iter();
+        flights.find(|(_, flight)| flight.key == *key).map(|(number, _)| *number)
+    }
+
+    /// Has it fetched, unless that is under way; the waiter gets the answer.
+    pub(super) fn fly(
+        &mut self,
+        key: &Key,
+        waiter: Option<&Waiter>,
+        forced: bool,
+    ) -> Result<(), VaultError> {
+        if let Some(number) = self.flight(key) {
+            let flight = self.mints.flights.get_mut(&number).expect("it was just found");
+            flight.waiters.extend(waiter.cloned());
+            return Ok(());
+        }
+        if let Some((until, reason)) = self.mints.paused.get(key)
+            && Instant::now() < *until
+        {
+            return Err(VaultError::Unavailable(reason.clone()));
+        }
+        if let Some((secret, _)) = key.stored()
+            && let Some(reason) = self.store.login_needed(secret)?
+        {
+            return Err(needs_login(key, &reason));
+        }
+        self.mints.numbers = self.mints.numbers.wrapping_add(1);
+        let (number, key, begun) = (self.mints.numbers, key.clone(), Instant::now());
+        let waiters = waiter.cloned().into_iter().collect();
+        let flight = Flight { key, version: None, forced, begun, waiters, keys: Vec::new() };
+        self.mints.flights.insert(number, flight);
+        let departed = self.depart(number);
+        if departed.is_err() {
+            // The caller tells its waiter.
+            self.mints.flights.remove(&number);
+        }
+        departed
+    }
+
+    /// Asks, or has what the question needs fetched first.
+    fn depart(&mut self, number: u32) -> Result<(), VaultError> {
+        let Some(flight) = self.mints.flights.get(&number) else { return Ok(()) };
+        let (key, forced) = (flight.key.clone(), flight.forced);
+        match self.input(&key)? {
+            Input::Needs(needed) => {
+                self.fly(&needed, None, false)?;
+                if let Some(first) = self.flight(&needed)
+                    && let Some(first) = self.mints.flights.get_mut(&first)
+                {
+                    first.keys.push(key);
+                }
+                Ok(())
+            }
+            Input::Has { version, value } => {
+                let ask = self.question(&key, &value)?;
+                self.workers.send(number, &ask)?;
+                if let Some(flight) = self.mints.flights.get_mut(&number) {
+                    flight.version = version;
+                    flight.begun = Instant::now();
+                }
+                if forced && let Some(kept) = self.mints.kept.get_mut(&key) {
+                    kept.refused = true;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn input(&mut self, key: &Key) -> Result<Input, VaultError> {
+        match key {
+            Key::Token(secret, _) => self.value_of(secret),
+            Key::Value(secret) => match self.backends.input(secret)?.cloned() {
+                Some(shown) => self.value_of(&shown),
+                None => Ok(Input::Has { version: None, value: Secret::new(Vec::new()) }),
+            },
+        }
+    }
+
+    /// A secret's value, wherever it is kept.
+    fn value_of(&mut self, secret: &SecretRef) -> Result<Input, VaultError> {
+        if !secret.is_remote() {
+            let (version, value) = self.kept_value(secret)?;
+            return Ok(Input::Has { version, value });
+        }
+        let needed = Key::Value(secret.clone());
+        match self.mints.look(&needed, None) {
+            Look::Fetch => return Ok(Input::Needs(needed)),
+            Look::Use => {}
+            Look::UseAndFetch => {
+                // This one is good still.
+                let _ = self.fly(&needed, None, false);
+            }
+        }
+        let kept = self.mints.kept.get(&needed).ok_or_else(|| {
+            VaultError::Unavailable(format!("the secret \"{secret}\" is not to be had"))
+        })?;
+        Ok(Input::Has { version: None, value: Secret::concat(&[kept.value.expose_secret()]) })
+    }
+
+    /// A worker has answered: everybody who waited for it gets theirs.
+    pub(in crate::vault) fn landed(
+        &mut self,
+        number: u32,
+        fetched: Fetched,
+        body: Option<&Secret>,
+    ) -> Vec<(u32, Answer)> {
+        let Some(flight) = self.mints.flights.remove(&number) else { return Vec::new() };
+        let outcome = self.land(&flight, fetched, body);
+        self.settle(flight, &outcome)
+    }
+
+    fn settle(
+        &mut self,
+        flight: Flight,
+        outcome: &Result<Landed, VaultError>,
+    ) -> Vec<(u32, Answer)> {
+        let mut answers = Vec::new();
+        // One that is kept serves on where another one is not to be had.
+        let stale = matches!(outcome, Err(VaultError::Unavailable(_)))
+            && !flight.forced
+            && self.mints.serves(&flight.key);
+        for waiter in &flight.waiters {
+            let answer = match outcome {
+                Ok(Landed::Kept) => self.minted(&flight.key, &waiter.form),
+                Err(_) if stale => self.minted(&flight.key, &waiter.form),
+                // Once: whoever asked for the vault waits for two flights at most.
+                Ok(Landed::Stale) if waiter.again => Err(VaultError::Unavailable(format!(
+                    "{} was changed while a token was fetched for it",
+                    flight.key.secret()
+                ))),
+                Ok(Landed::Stale) => {
+                    let waiter = Waiter { again: true, ..waiter.clone() };
+                    match self.fly(&flight.key, Some(&waiter), flight.forced) {
+                        Ok(()) => continue,
+                        Err(error) => Err(error),
+                    }
+                }
+                Err(error) => Err(error.clone()),
+            };
+            answers.push((waiter.number, answer));
+        }
+        for key in flight.keys {
+            let Some(next) = self.flight(&key) else { continue };
+            let departed = match outcome {
+                Err(error) if !stale => Err(error.clone()),
+                _ => self.depart(next),
+            };
+            if let Err(error) = departed
+                && let Some(grounded) = self.mints.flights.remove(&next)
+            {
+                answers.extend(self.settle(grounded, &Err(error)));
+            }
+        }
+        answers
+    }
+
+    fn land(
+        &mut self,
+        flight: &Flight,
+        fetched: Fetched,
+        body: Option<&Secret>,
+    ) -> Result<Landed, VaultError> {
+        let key = &flight.key;
+        let stored = key.stored().map(|(secret, grant)| (secret.to_owned(), grant));
+        if let Some((secret, _)) = &stored
+            && Some(self.store.current(secret)?.0) != flight.version
+        {
+            // An operator has stored another value meanwhile: the answer is about the former one.
+            return match fetched {
+                Fetched::Answered { .. } => Ok(Landed::Stale),
+                // A server that is silent or not there is so for every value.
+                Fetched::Failed { reason } => Err(VaultError::Unavailable(reason)),
+            };
+        }
+        let meaning = match fetched {
+            Fetched::Failed { reason } => Meaning::Later(reason),
+            Fetched::Answered { status } => {
+                let body = body.map(Secret::expose_secret).unwrap_or_default();
+                self.meaning(key, status, body)
+            }
+        };
+        match meaning {
+            Meaning::Had { value, rotated, life } => {
+                if let Some((secret, grant)) = stored {
+                    let rotates = grant.kind == policies::GrantKind::RefreshToken;
+                    self.keep_stored((&secret, grant), &value, rotated.filter(|_| rotates), life)?;
+                }
+                self.mints.keep(key.clone(), value, life, flight.begun, flight.forced);
+                Ok(Landed::Kept)
+            }
+            Meaning::Refused(reason) => {
+                let Some((secret, _)) = stored else {
+                    // It was withdrawn: what was had before counts no more.
+                    self.mints.kept.remove(key);
+                    self.mints.pause(key, PAUSE_REFUSED, &reason);
+                    eprintln!("proxyd vault: {} is refused: {reason}", key.secret());
+                    return Err(VaultError::Unavailable(reason));
+                };
+                let version = flight.version.unwrap_or_default();
+                self.store.need_login(&secret, version, &reason)?;
+                eprintln!("proxyd vault: {} needs a new value: {reason}", key.secret());
+                Err(needs_login(key, &reason))
+            }
+            Meaning::Later(reason) => {
+                self.mints.pause(key, PAUSE, &reason);
+                Err(VaultError::Unavailable(reason))
+            }
+        }
+    }
+
+    /// Writes down what came for a secret of the store, before anybody uses it.
+    fn keep_stored(
+        &mut self,
+        (secret, grant): (&str, &policies::Grant),
+        token: &Secret,
+        rotated: Option<Secret>,
+        life: Life,
+    ) -> Result<(), VaultError> {
+        let current = self.store.current(secret)?.1;
+        let rotated = rotated.filter(|new| new.expose_secret() != current.expose_secret());
+        if let Some(rotated) = rotated {
+            // On disk first: the server takes the former one no more.
+            self.store.put(secret, &rotated, now())?;
+        }
+        let seconds = match life {
+            Life::Until(life) | Life::Fresh(life, _) => life.as_secs(),
+        };
+        let end = (self.clock)().saturating_add(seconds);
+        self.store.keep_token(secret, &print(grant), token, end)
+    }
+
+    /// What is asked to have it.
+    fn question(&mut self, key: &Key, value: &Secret) -> Result<remote::Ask, VaultError> {
+        let now = (self.clock)();
+        match key {
+            Key::Value(secret) => self.backends.ask(secret, value, now),
+            Key::Token(_, grant) => {
+                let client = grant.client.as_ref().and_then(|client| client.secret.as_deref());
+                let client = client.map(|name| self.store.current(name)).transpose()?;
+                let client = client.map(|(_, secret)| secret);
+                crate::vault::oauth::ask(grant, value, client.as_ref(), now)
+            }
+        }
+    }
+
+    fn meaning(&self, key: &Key, status: u16, body: &[u8]) -> Meaning {
+        let now = (self.clock)();
+        match key {
+            Key::Value(secret) => self.backends.read(secret, status, body, now),
+            Key::Token(..) => crate::vault::oauth::read(status, body, now),
+        }
+    }
+}
+
+fn needs_login(key: &Key, reason: &str) -> VaultError {
+    VaultError::NeedsLogin(format!("{} gives no tokens any more: {reason}", key.secret()))
+}
+
+/// Seconds as they stand in answers, within what is kept.
+pub(in crate::vault) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds).min(super::YEAR)
+}
