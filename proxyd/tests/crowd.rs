@@ -1,5 +1,5 @@
-//! Connections beyond what there are descriptors for: who waits, who goes, who is told so. The limit
-//! of this very process is lowered first, and proxyd inherits it: a file of its own.
+//! Connections beyond what there are descriptors for: who waits, who goes, who is told so. The
+//! limit of this very process is lowered first, and proxyd inherits it: a file of its own.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 

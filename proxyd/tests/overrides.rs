@@ -1,4 +1,5 @@
-//! Requests that ask to be taken for something else than they are, in ways that many servers honour.
+//! Requests that ask to be taken for something else than they are, in ways that many servers
+//! honour.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 

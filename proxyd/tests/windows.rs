@@ -1,5 +1,5 @@
-//! How much a peer of HTTP/2 may send before it is read, on both legs: large windows while the lease
-//! has memory for them, the smallest there are beyond that.
+//! How much a peer of HTTP/2 may send before it is read, on both legs: large windows while the
+//! lease has memory for them, the smallest there are beyond that.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 

@@ -195,7 +195,7 @@ impl Shares {
             users: Mutex::default(),
             part: of(1, 16).min(REQUESTS_MAX),
             connections: Places::new(Common::new(common, true), REST),
-            // All of them rest, so whoever comes makes the one go that has said nothing for longest.
+            // All of them rest: whoever comes makes the one go that was silent for longest.
             strangers: Places::new(Common::new(of(1, 32), false), SILENCE),
             requests: Common::new(common, true),
             refusals: Common::new(of(1, 64), true),

@@ -25,8 +25,8 @@ use crate::scrub::{self, BodyScrubber, Patterns, ScrubError};
 use crate::upstream::Retry;
 
 /// How long nothing may move towards a client that has ended its direction of a connection without
-/// TLS. Over TCP nothing tells one that has closed from one that still listens (`printf ... | ncat`)
-/// until something is sent to it; over a Unix socket the kernel does.
+/// TLS. Over TCP nothing tells one that has closed from one that still listens (`printf ... |
+/// ncat`) until something is sent to it; over a Unix socket the kernel does.
 const HALF_CLOSED: Duration = Duration::from_secs(30);
 
 /// What passed, counted while it passes: an exchange that is cut short still leaves its numbers.
