@@ -66,7 +66,31 @@ fn forms(value: &str) -> Vec<(&'static str, String)> {
         ("percent", percent(false)),
         ("percent-upper", percent(true)),
         ("json", serde_json::to_string(value).unwrap()),
+        ("capitals", value.to_ascii_uppercase()),
+        ("base64-capitals", STANDARD.encode(value).to_ascii_uppercase()),
+        ("base32", base32(value)),
+        ("mixed", mixed(value)),
+        ("quoted-printable", value.bytes().map(|byte| format!("={byte:02X}")).collect()),
     ]
+}
+
+/// RFC 4648, section 6, without padding.
+fn base32(value: &str) -> String {
+    let mut bits: String = value.bytes().map(|byte| format!("{byte:08b}")).collect();
+    bits.extend(std::iter::repeat_n('0', (5 - bits.len() % 5) % 5));
+    let digit = |at| usize::from_str_radix(&bits[at..at + 5], 2).unwrap();
+    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+    (0..bits.len()).step_by(5).map(|at| char::from(alphabet[digit(at)])).collect()
+}
+
+/// Each character escaped in another way.
+fn mixed(value: &str) -> String {
+    let each = |(at, byte)| match at % 3 {
+        0 => format!("%{byte:02x}"),
+        1 => format!("&#{byte};"),
+        _ => format!("\\u{byte:04x}"),
+    };
+    value.bytes().enumerate().map(each).collect()
 }
 
 /// What gives a value away: each form without the ends that its neighbours share.

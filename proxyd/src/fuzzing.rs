@@ -25,6 +25,7 @@ use crate::relay::h1::{client, head, server, wire};
 use crate::relay::h2::convert;
 use crate::relay::stream::Stream;
 use crate::relay::websocket::Guard;
+use crate::scrub::{BodyScrubber, reference};
 use crate::tls::hello;
 
 /// Messages and pieces of one input; no real one needs more.
@@ -324,4 +325,52 @@ pub fn websocket(data: &[u8]) {
     if verdict.is_ok() {
         assert_eq!(whole.farewell(), piecewise.farewell());
     }
+}
+
+/// What a fuzzed text may hold, in encodings whose letters and digits the fuzzer varies.
+const VALUE: &[u8] = b"SECRET-CANARY/7f3a+b=&c";
+
+/// A value is masked where the reference finds it and nowhere else, in whatever pieces the text
+/// comes, and alike in WebSocket messages. Bytes 1 to 8 of the input stand for forms of the value.
+pub fn scrub(data: &[u8]) {
+    let (choice, rest) = data.split_first().unwrap_or((&0, &[]));
+    let each = |encode: fn(u8) -> String| VALUE.iter().map(|byte| encode(*byte)).collect();
+    let mut text = Vec::new();
+    for byte in rest {
+        let form: String = match byte {
+            1 => each(|byte| char::from(byte).into()),
+            2 => each(|byte| format!("%{byte:02x}")),
+            3 => each(|byte| format!("\\u{byte:04X}")),
+            4 => each(|byte| format!("&#{byte};")),
+            5 => each(|byte| format!("={byte:02X}")),
+            6 => "SECRET-CANARY".into(),
+            7 => "U0VDUKVULUNBTKFSWS83ZJNHK2I9JMM".into(),
+            8 => "KNCUGUSFKQWUGQKOIFJFSLZXMYZWCK3CHUTGG".into(),
+            _ => {
+                text.push(*byte);
+                continue;
+            }
+        };
+        text.extend_from_slice(form.as_bytes());
+    }
+    let size = usize::from(choice >> 1).max(1);
+    let cuts: Vec<usize> = (size..text.len()).step_by(size).collect();
+    let patterns = reference::patterns(VALUE);
+    if choice & 1 == 0 {
+        assert_eq!(reference::masked(&patterns, &text, &cuts), reference::hidden(VALUE, &text));
+        return;
+    }
+    let through = |size: usize| {
+        let mut scrubber = BodyScrubber::switched(&patterns, b"websocket");
+        let mut out = Vec::new();
+        for piece in text.chunks(size) {
+            // What came before a refusal may come in more than one piece.
+            let Ok(parts) = scrubber.push(Bytes::copy_from_slice(piece)) else { return None };
+            out.extend(parts.concat());
+        }
+        scrubber.finish().ok().map(|rest| [out, rest.concat()].concat())
+    };
+    let whole = through(text.len().max(1));
+    assert!(whole.as_ref().is_none_or(|whole| whole.len() == text.len()));
+    assert!(whole == through(size), "the pieces matter");
 }

@@ -10,14 +10,19 @@
 //! shortens what it echoes must not give out all but the last byte.
 //!
 //! [`forms`] lists the encodings that are searched, [`automaton`] does the search, [`lens`] also
-//! below escapes and wrapping, [`masker`] streams plain bodies, [`encoded`] compressed ones.
+//! below escapes and wrapping, [`masker`] streams plain bodies, [`encoded`] compressed ones,
+//! [`messages`] those of WebSocket. [`reference`] says what must be found.
 
 mod automaton;
 mod encoded;
 mod escape;
 mod forms;
+pub mod frames;
 mod lens;
 mod masker;
+mod messages;
+mod pairs;
+pub mod reference;
 mod skip;
 
 use std::ops::Range;
@@ -34,6 +39,7 @@ use encoded::Encoded;
 pub use forms::forms;
 use lens::Search;
 use masker::Masker;
+use messages::Messages;
 
 /// What stands in the place of a found value.
 const MASK: u8 = b'*';
@@ -77,6 +83,8 @@ pub enum ScrubError {
     Found(&'static str),
     #[error("the answer's {0} body expands too far to be searched")]
     Bomb(&'static str),
+    #[error("the upstream's messages use an extension that was not agreed on")]
+    Extension,
 }
 
 /// Searches one body as it streams.
@@ -87,6 +95,7 @@ enum Kind {
     Off,
     Plain(Masker),
     Encoded(Encoded),
+    Messages(Box<Messages>),
 }
 
 impl BodyScrubber {
@@ -111,12 +120,23 @@ impl BodyScrubber {
         Ok(Self(kind))
     }
 
+    /// For what an upstream says over a connection that switched to `protocol`.
+    pub fn switched(patterns: &Patterns, protocol: &[u8]) -> Self {
+        let automaton = patterns.0.clone();
+        Self(match protocol.eq_ignore_ascii_case(b"websocket") {
+            _ if patterns.is_empty() => Kind::Off,
+            true => Kind::Messages(Box::new(Messages::new(automaton))),
+            false => Kind::Plain(Masker::new(automaton)),
+        })
+    }
+
     /// Takes what came, gives what may go on.
     pub fn push(&mut self, chunk: Bytes) -> Result<Vec<Bytes>, ScrubError> {
         match &mut self.0 {
             Kind::Off => Ok(vec![chunk]),
             Kind::Plain(masker) => Ok(masker.push(chunk)),
             Kind::Encoded(encoded) => encoded.push(chunk),
+            Kind::Messages(messages) => messages.push(chunk),
         }
     }
 
@@ -128,6 +148,7 @@ impl BodyScrubber {
             Kind::Off => false,
             Kind::Plain(masker) => masker.waits(),
             Kind::Encoded(encoded) => encoded.waits(),
+            Kind::Messages(messages) => messages.waits(),
         };
         if !waits {
             return std::future::pending().await;
@@ -141,6 +162,7 @@ impl BodyScrubber {
             Kind::Off => Vec::new(),
             Kind::Plain(masker) => masker.let_go(),
             Kind::Encoded(encoded) => encoded.let_go(),
+            Kind::Messages(messages) => messages.let_go(),
         }
     }
 
@@ -150,6 +172,7 @@ impl BodyScrubber {
             Kind::Off => Ok(Vec::new()),
             Kind::Plain(masker) => Ok(masker.finish()),
             Kind::Encoded(encoded) => encoded.finish(),
+            Kind::Messages(messages) => Ok(messages.finish()),
         }
     }
 
@@ -157,6 +180,7 @@ impl BodyScrubber {
     pub fn masked(&self) -> u64 {
         match &self.0 {
             Kind::Plain(masker) => masker.found(),
+            Kind::Messages(messages) => messages.found(),
             Kind::Off | Kind::Encoded(_) => 0,
         }
     }
@@ -239,8 +263,8 @@ mod tests {
         let mut fields: Fields = [
             ("x-plain", "nothing here"),
             ("x-echo", "Bearer SECRET-CANARY-1; SECRET-CANARY-1"),
-            ("secret-canary-1", "lower case is another value"),
-            ("SECRET-CANARY-1", "a name"),
+            ("x-other", "secrets are another thing"),
+            ("secret-canary-1", "a name, in small letters"),
         ]
         .into_iter()
         .map(|(n, v)| (Bytes::from_static(n.as_bytes()), Bytes::from_static(v.as_bytes())))
@@ -251,7 +275,6 @@ mod tests {
         assert_eq!(found, 3);
         assert_eq!(&fields[1].1[..], b"Bearer ***************; ***************");
         assert_eq!(&fields[3].0[..], b"***************");
-        assert_eq!(&fields[2].0[..], b"secret-canary-1");
     }
 
     #[test]

@@ -50,4 +50,5 @@ targets! {
     no_kept_policy_file_breaks_anything: policy_file;
     no_kept_url_breaks_anything: url;
     no_kept_websocket_message_breaks_anything: websocket;
+    no_kept_echo_breaks_anything: scrub;
 }

@@ -65,7 +65,38 @@ fn forms() -> Vec<(&'static str, String)> {
         ("JSON by number", CANARY.bytes().map(|byte| format!("\\u{byte:04x}")).collect()),
         ("HTML by number", CANARY.bytes().map(|byte| format!("&#{byte};")).collect()),
         ("percent twice", CANARY.bytes().map(|byte| format!("%25{byte:02x}")).collect()),
+        ("small letters", CANARY.to_lowercase()),
+        ("capital letters", CANARY.to_uppercase()),
+        ("base64 in capitals", STANDARD.encode(CANARY).to_uppercase()),
+        ("base32", base32(&format!("Bearer {CANARY}"), b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")),
+        ("base32hex", base32(CANARY, b"0123456789ABCDEFGHIJKLMNOPQRSTUV").to_lowercase()),
+        ("quoted-printable", CANARY.bytes().map(|byte| format!("={byte:02X}")).collect()),
+        ("HTML in JSON", CANARY.bytes().map(|byte| format!("\\u0026#x{byte:x};")).collect()),
+        ("octal", CANARY.bytes().map(|byte| format!("\\{byte:03o}")).collect()),
+        ("mixed", mixed()),
     ]
+}
+
+/// Each character in another way.
+fn mixed() -> String {
+    let each = |(at, byte)| match at % 5 {
+        0 => char::from(byte).to_string(),
+        1 => format!("%{byte:02x}"),
+        2 => format!("&#{byte};"),
+        3 => format!("\\u{byte:04x}"),
+        _ => format!("&amp;#x{byte:X};"),
+    };
+    CANARY.bytes().enumerate().map(each).collect()
+}
+
+/// RFC 4648, section 6, with padding.
+fn base32(text: &str, alphabet: &[u8; 32]) -> String {
+    let mut bits: String = text.bytes().map(|byte| format!("{byte:08b}")).collect();
+    bits.extend(std::iter::repeat_n('0', (5 - bits.len() % 5) % 5));
+    let digit = |at| alphabet[usize::from_str_radix(&bits[at..at + 5], 2).unwrap()];
+    let mut out: String = (0..bits.len()).step_by(5).map(|at| char::from(digit(at))).collect();
+    out.extend(std::iter::repeat_n('=', (8 - out.len() % 8) % 8));
+    out
 }
 
 /// A chunked body with its trailers, in one piece.
@@ -106,8 +137,10 @@ async fn no_form_of_the_value_comes_back_in_any_part_of_an_answer() {
     let joined = without_chunks(rest);
     assert!(joined.contains("base64url ") && joined.contains("X-Form-9: "), "{joined}");
     for (name, form) in forms() {
-        // The characters at both ends of base64 are not the value's alone.
-        let core = &form[4..form.len() - 4];
+        // The characters at both ends of base64 are not the value's alone; nor is what pads it, or
+        // stands before it in a field.
+        let core = &form.trim_end_matches('=')[if name == "base32" { 14 } else { 4 }..];
+        let core = &core[..core.len() - 4];
         assert!(!head.contains(core) && !joined.contains(core), "{name} came back: {answer}");
     }
     let record = proxyd.record(|record| record.scrubbed.is_some()).await;

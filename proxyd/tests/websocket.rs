@@ -19,6 +19,8 @@ const H1: &[&[u8]] = &[b"http/1.1"];
 /// The example of RFC 6455: a key and the answer to it.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
+/// A frame of an upstream's.
+const LAST: &[u8] = b"\x81\x04last";
 /// What names no variable has no placeholder that could be anywhere.
 const NO_PLACEHOLDER: &str = r#"
 [[egress.allow]]
@@ -63,7 +65,7 @@ async fn serve(mut stream: Conn) {
         match stream.read(&mut buffer).await {
             Ok(0) => {
                 // The other direction ended; this one has a last word.
-                stream.write_all(b"last").await.unwrap();
+                stream.write_all(LAST).await.unwrap();
                 stream.shutdown().await.unwrap();
                 return;
             }
@@ -158,7 +160,7 @@ async fn frames_pass_untouched_and_each_direction_ends_on_its_own() {
     timely(stream.read_to_end(&mut rest)).await.unwrap();
 
     assert_eq!(back, sent);
-    assert_eq!(rest, b"last");
+    assert_eq!(rest, LAST);
     assert_eq!(field(&head, "sec-websocket-accept"), Some(ACCEPT));
     assert_eq!(field(&head, "x-echo"), Some(&*format!("Bearer {}", "*".repeat(CANARY.len()))));
 }
@@ -217,6 +219,31 @@ async fn a_message_with_a_placeholder_is_refused_by_a_close_code_and_recorded() 
 }
 
 #[tokio::test]
+async fn a_value_that_comes_back_over_fragments_or_messages_is_masked() {
+    let (proxyd, _upstream) = before(POLICY).await;
+    let (mut stream, _) = open(&proxyd.lease().await).await;
+    let (begins, ends) = CANARY.split_at(CANARY.len() / 2);
+    let stars = |text: &str| "*".repeat(text.len());
+    let frames = |begins: &str, ends: &str| -> Vec<u8> {
+        [
+            frame(0x01, format!("fragments: {begins}").as_bytes()),
+            frame(0x89, b"ping"),
+            frame(0x80, format!("{ends}.").as_bytes()),
+            frame(0x81, format!("messages: {begins}").as_bytes()),
+            frame(0x82, format!("{ends}.").as_bytes()),
+        ]
+        .concat()
+    };
+
+    let sent = frames(begins, ends);
+    stream.write_all(&sent).await.unwrap();
+    let mut back = vec![0; sent.len()];
+    timely(stream.read_exact(&mut back)).await.unwrap();
+
+    assert_eq!(back, frames(&stars(begins), &stars(ends)));
+}
+
+#[tokio::test]
 async fn other_protocols_than_websocket_are_searched_too() {
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
     let upstream = Upstream::tls("api.test", H1, move |mut stream| {
@@ -271,7 +298,7 @@ async fn websocket_over_http2_reaches_an_upstream_over_http_1_1() {
     assert!(!parts.headers.contains_key("sec-websocket-accept"));
     assert!(!parts.headers.contains_key("upgrade"));
     assert_eq!(back, sent);
-    assert_eq!(rest, b"last");
+    assert_eq!(rest, LAST);
     let record = proxyd.record(|r| r.path.as_deref() == Some("/ws") && r.status.is_some()).await;
     assert_eq!((record.method.as_deref(), record.status), (Some("GET"), Some(101)));
 }

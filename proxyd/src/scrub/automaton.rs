@@ -3,10 +3,12 @@
 //! This is Aho and Corasick's machine: a tree of all needles whose failure links lead to the
 //! longest tail that is again the beginning of a needle. It is ours because it must be wiped after
 //! use and must say how much of the input a later byte could still turn into a match. Where no
-//! match is open it is spared most of the input by [`Skip`].
+//! match is open it is spared most of the input by [`Skip`]. Letters count in either case.
 
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
+use super::escape::Reading;
+use super::pairs::Pairs;
 use super::skip::Skip;
 use crate::vault::Secret;
 
@@ -35,6 +37,7 @@ pub(super) struct Automaton {
     /// The root's children by byte: most input never leaves the root.
     first: [u32; 256],
     skip: Skip,
+    pairs: Pairs,
 }
 
 impl Automaton {
@@ -55,13 +58,15 @@ impl Automaton {
 
     /// `counts` says from which length on the beginning of a needle of that length counts.
     fn build(needles: &[Secret], counts: fn(usize) -> usize) -> Self {
+        let needles = all_readings(needles);
         let bytes: usize = needles.iter().map(|n| n.expose_secret().len()).sum();
         // The whole room at once: a vector that grows would leave copies behind.
         let mut nodes = Vec::with_capacity(bytes + 1);
         nodes.push(Node::default());
-        let skip = Skip::new(needles, |length| counts(length).min(length));
-        let mut automaton = Self { nodes, first: [0; 256], skip };
-        for needle in needles {
+        let skip = Skip::new(&needles, |length| counts(length).min(length));
+        let pairs = Pairs::new(&needles, skip.window());
+        let mut automaton = Self { nodes, first: [0; 256], skip, pairs };
+        for needle in &needles {
             let needle = needle.expose_secret();
             automaton.insert(needle, counts(needle.len()));
         }
@@ -76,6 +81,11 @@ impl Automaton {
     /// Length of the shortest text that can be a match.
     pub(super) fn shortest(&self) -> usize {
         self.skip.window()
+    }
+
+    /// Which neighbours can stand in the first [`Self::shortest`] bytes of a match.
+    pub(super) fn pairs(&self) -> &Pairs {
+        &self.pairs
     }
 
     /// Length of the longest needle that ended with the last byte; 0 when none did.
@@ -95,7 +105,14 @@ impl Automaton {
             if *state == Self::ROOT {
                 *at = self.skip.next(text, *at);
                 let byte = text.get(*at)?;
-                if self.first[usize::from(*byte)] == 0 {
+                // Too little is left for a look at the shortest match; what has come may part.
+                if text.len() - *at < self.skip.window()
+                    && let Some(parting) = self.pairs.last_parting(&text[*at..])
+                {
+                    *at += parting;
+                    continue;
+                }
+                if self.first[usize::from(byte.to_ascii_lowercase())] == 0 {
                     *at += 1;
                     continue;
                 }
@@ -109,7 +126,9 @@ impl Automaton {
         None
     }
 
-    fn step(&self, mut state: u32, byte: u8) -> u32 {
+    /// The state after one more byte.
+    pub(super) fn step(&self, mut state: u32, byte: u8) -> u32 {
+        let byte = byte.to_ascii_lowercase();
         loop {
             if state == Self::ROOT {
                 return self.first[usize::from(byte)];
@@ -121,6 +140,7 @@ impl Automaton {
         }
     }
 
+    #[inline]
     fn child(&self, state: u32, byte: u8) -> u32 {
         let mut child = self.nodes[state as usize].child;
         while child != 0 && self.nodes[child as usize].byte != byte {
@@ -180,6 +200,24 @@ impl Automaton {
             depth += 1;
         }
     }
+}
+
+/// The needles in small letters, each also as it is once escapes and gaps are taken from it: so is
+/// the text that it is looked for in. What would become too short to tell stays as it is.
+fn all_readings(needles: &[Secret]) -> Vec<Secret> {
+    let mut all: Vec<Secret> = Vec::with_capacity(3 * needles.len());
+    for needle in needles {
+        let needle = needle.expose_secret();
+        let read = [Reading::Escaped, Reading::Quoted].map(|reading| reading.of(needle));
+        let read = read.into_iter().flatten().filter(|read| read.len() >= BEGINNING_BYTES_MIN);
+        for mut text in std::iter::once(Zeroizing::new(needle.to_vec())).chain(read) {
+            text.make_ascii_lowercase();
+            if !all.iter().any(|known| known.expose_secret() == text.as_slice()) {
+                all.push(Secret::new(std::mem::take(&mut *text)));
+            }
+        }
+    }
+    all
 }
 
 impl Drop for Automaton {

@@ -13,8 +13,13 @@ use super::{LET_GO_BYTES_MAX, MASK};
 /// One stream's position in the search.
 pub(super) struct Masker {
     search: Search,
-    /// The last bytes that came, while they may still be the beginning of a value.
-    held: Zeroizing<Vec<u8>>,
+    held: Held,
+}
+
+/// The last bytes of a stream, while they may still be the beginning of a value.
+#[derive(Default)]
+pub(super) struct Held {
+    bytes: Zeroizing<Vec<u8>>,
     /// How many bytes came.
     taken: u64,
     /// Where the last mask ended, to tell a new value from one that overlaps it.
@@ -24,66 +29,24 @@ pub(super) struct Masker {
 
 impl Masker {
     pub(super) fn new(automaton: Arc<Automaton>) -> Self {
-        let held = Zeroizing::new(Vec::new());
-        Self { search: Search::new(automaton), held, taken: 0, masked_to: 0, found: 0 }
+        Self { search: Search::new(automaton), held: Held::default() }
     }
 
     pub(super) fn found(&self) -> u64 {
-        self.found
+        self.held.found
     }
 
     /// Takes what came, gives what can no longer be part of a value. Without a match the chunk
     /// goes on as it is, uncopied.
     pub(super) fn push(&mut self, chunk: Bytes) -> Vec<Bytes> {
-        let mut masked: Option<Vec<u8>> = None;
-        let first = self.taken;
-        let first_held = first - self.held.len() as u64;
-        for Range { start, end } in self.search.push(&chunk) {
-            if self.found == 0 || start >= self.masked_to {
-                self.found += 1;
-            }
-            self.masked_to = self.masked_to.max(end);
-            // A match that began in an earlier chunk has its beginning among what is held, but for
-            // what was let go in a lull.
-            let held = place(start, first_held, &self.held)..place(end, first_held, &self.held);
-            self.held[held].fill(MASK);
-            let fresh = place(start, first, &chunk)..place(end, first, &chunk);
-            masked.get_or_insert_with(|| chunk.to_vec())[fresh].fill(MASK);
+        let found = self.search.push(&chunk);
+        let mut mask = self.held.mask(&chunk);
+        for range in found {
+            mask.value(range.clone());
+            mask.bytes(range, |_| MASK);
         }
-        self.taken += chunk.len() as u64;
-        let chunk = masked.map_or(chunk, Bytes::from);
-        self.release(chunk)
-    }
-
-    fn release(&mut self, chunk: Bytes) -> Vec<Bytes> {
-        let open = usize::try_from(self.taken - self.search.open_from())
-            .expect("what is open was in memory");
-        let mut out = Vec::with_capacity(2);
-        if open >= chunk.len() {
-            // Everything new stays, with the end of what was held.
-            let free = self.held.len() - (open - chunk.len()).min(self.held.len());
-            if free > 0 {
-                out.push(Bytes::copy_from_slice(&self.held[..free]));
-            }
-            self.keep_from(free, &chunk);
-            return out;
-        }
-        if !self.held.is_empty() {
-            out.push(Bytes::copy_from_slice(&self.held));
-        }
-        let free = chunk.len() - open;
-        out.push(chunk.slice(..free));
-        self.keep_from(self.held.len(), &chunk[free..]);
-        out
-    }
-
-    /// Keeps what was held from `from` on, then `more`. A new vector, so that growth leaves no
-    /// unwiped copy behind.
-    fn keep_from(&mut self, from: usize, more: &[u8]) {
-        let mut held = Zeroizing::new(Vec::with_capacity(self.held.len() - from + more.len()));
-        held.extend_from_slice(&self.held[from..]);
-        held.extend_from_slice(more);
-        self.held = held;
+        let chunk = mask.finish().map_or(chunk, Bytes::from);
+        self.held.release(chunk, self.search.open_from())
     }
 
     /// Whether what is held is little enough to be let go when nothing follows.
@@ -94,18 +57,106 @@ impl Masker {
     /// Lets go what is held although a value may still follow, all but the little of which would
     /// be masked.
     pub(super) fn let_go(&mut self) -> Vec<Bytes> {
-        if !self.waits() {
-            return Vec::new();
-        }
-        vec![Bytes::from(std::mem::take(&mut *self.held))]
+        if self.waits() { self.held.let_go() } else { Vec::new() }
     }
 
     /// The stream has ended: an open match stays open, so what was held is no value.
-    pub(super) fn finish(self) -> Vec<Bytes> {
-        match self.held.is_empty() {
+    pub(super) fn finish(mut self) -> Vec<Bytes> {
+        self.held.let_go()
+    }
+}
+
+impl Held {
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub(super) fn found(&self) -> u64 {
+        self.found
+    }
+
+    pub(super) fn let_go(&mut self) -> Vec<Bytes> {
+        match self.bytes.is_empty() {
             true => Vec::new(),
-            false => vec![Bytes::copy_from_slice(&self.held)],
+            false => vec![Bytes::from(std::mem::take(&mut *self.bytes))],
         }
+    }
+
+    /// To mask what was found when `chunk` came.
+    pub(super) fn mask<'a>(&'a mut self, chunk: &'a [u8]) -> Mask<'a> {
+        Mask { held: self, chunk, masked: None }
+    }
+
+    /// Gives what stands before the byte of the number `open_from`, keeps the rest.
+    pub(super) fn release(&mut self, chunk: Bytes, open_from: u64) -> Vec<Bytes> {
+        self.taken += chunk.len() as u64;
+        let open = usize::try_from(self.taken - open_from).expect("what is open was in memory");
+        let mut out = Vec::with_capacity(2);
+        if open >= chunk.len() {
+            // Everything new stays, with the end of what was held.
+            let free = self.bytes.len() - (open - chunk.len()).min(self.bytes.len());
+            if free > 0 {
+                out.push(Bytes::copy_from_slice(&self.bytes[..free]));
+            }
+            self.keep_from(free, &chunk);
+            return out;
+        }
+        if !self.bytes.is_empty() {
+            out.push(Bytes::copy_from_slice(&self.bytes));
+        }
+        let free = chunk.len() - open;
+        out.push(chunk.slice(..free));
+        self.keep_from(self.bytes.len(), &chunk[free..]);
+        out
+    }
+
+    /// Keeps what was held from `from` on, then `more`. A new vector, so that growth leaves no
+    /// unwiped copy behind.
+    fn keep_from(&mut self, from: usize, more: &[u8]) {
+        let mut held = Zeroizing::new(Vec::with_capacity(self.bytes.len() - from + more.len()));
+        held.extend_from_slice(&self.bytes[from..]);
+        held.extend_from_slice(more);
+        self.bytes = held;
+    }
+}
+
+/// Masks values in what is held and in the chunk that follows it.
+pub(super) struct Mask<'a> {
+    held: &'a mut Held,
+    chunk: &'a [u8],
+    masked: Option<Vec<u8>>,
+}
+
+impl Mask<'_> {
+    /// Counts a value that stands there, if it is not one with the value before.
+    pub(super) fn value(&mut self, Range { start, end }: Range<u64>) {
+        if self.held.found == 0 || start >= self.held.masked_to {
+            self.held.found += 1;
+        }
+        self.held.masked_to = self.held.masked_to.max(end);
+    }
+
+    /// Overwrites bytes; `mask` gives what stands in place of the byte of some number. Of a match
+    /// that began in an earlier chunk, the beginning is held, but for what was let go in a lull.
+    pub(super) fn bytes(&mut self, Range { start, end }: Range<u64>, mask: impl Fn(u64) -> u8) {
+        let taken = self.held.taken;
+        let first = taken - self.held.bytes.len() as u64;
+        let held = place(start, first, &self.held.bytes)..place(end, first, &self.held.bytes);
+        for at in held {
+            self.held.bytes[at] = mask(first + at as u64);
+        }
+        let fresh = place(start, taken, self.chunk)..place(end, taken, self.chunk);
+        if !fresh.is_empty() {
+            let masked = self.masked.get_or_insert_with(|| self.chunk.to_vec());
+            for at in fresh {
+                masked[at] = mask(taken + at as u64);
+            }
+        }
+    }
+
+    /// The masked copy of the chunk, if something in it was masked.
+    pub(super) fn finish(self) -> Option<Vec<u8>> {
+        self.masked
     }
 }
 

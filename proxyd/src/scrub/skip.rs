@@ -21,8 +21,9 @@ pub(super) struct Skip {
     shifts: Vec<u8>,
 }
 
+/// Letters fall together with those of the other case, and some signs with others.
 fn pair(first: u8, second: u8) -> usize {
-    (usize::from(first) << (PAIR_BITS - 8)) ^ usize::from(second)
+    (usize::from(first | 0x20) << (PAIR_BITS - 8)) ^ usize::from(second | 0x20)
 }
 
 impl Skip {
