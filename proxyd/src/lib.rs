@@ -34,6 +34,8 @@ mod sys;
 
 #[doc(hidden)]
 pub mod fuzzing;
+#[doc(hidden)]
+pub mod measuring;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

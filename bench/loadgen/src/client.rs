@@ -38,6 +38,15 @@ impl Target {
         for certificate in CertificateDer::pem_file_iter(ca)? {
             roots.add(certificate?).ok();
         }
+        Self::trusting(host, via, roots)
+    }
+
+    /// For what needs no TLS.
+    pub fn plain(host: &str, via: &str) -> Result<Self, Failure> {
+        Self::trusting(host, via, RootCertStore::empty())
+    }
+
+    fn trusting(host: &str, via: &str, roots: RootCertStore) -> Result<Self, Failure> {
         let roots = Arc::new(roots);
         let connector = |alpn: &[u8]| {
             let mut config =
@@ -49,7 +58,7 @@ impl Target {
         };
         Ok(Self {
             host: host.to_owned(),
-            via: via.to_owned(),
+            via: looked_up(via)?,
             token: std::env::var("LEASE_TOKEN").unwrap_or_default(),
             connector: connector(b"http/1.1"),
             connector_h2: connector(b"h2"),
@@ -57,22 +66,31 @@ impl Target {
     }
 
     pub async fn open(&self, host: &str, h2: bool) -> Result<Connection, Failure> {
-        let socket = match self.via.strip_prefix("unix:") {
-            Some(path) => Socket::Unix(self.tunnel(path, host).await?),
-            None => {
-                let stream = TcpStream::connect(&self.via).await?;
-                stream.set_nodelay(true)?;
-                Socket::Tcp(stream)
-            }
-        };
+        let socket = self.reach(host, 443).await?;
         let connector = if h2 { &self.connector_h2 } else { &self.connector };
         Ok(connector.connect(ServerName::try_from(host.to_owned())?, socket).await?)
     }
 
-    async fn tunnel(&self, path: &str, host: &str) -> Result<UnixStream, Failure> {
+    /// A connection to a host before TLS.
+    pub async fn reach(&self, host: &str, port: u16) -> Result<Socket, Failure> {
+        match self.via.strip_prefix("unix:") {
+            Some(path) => Ok(Socket::Unix(self.tunnel(path, host, port).await?)),
+            None => {
+                let stream = match self.via.strip_prefix("names:") {
+                    // Looked up as part of what is measured.
+                    Some(port) => TcpStream::connect((host, port.parse()?)).await?,
+                    None => TcpStream::connect(&self.via).await?,
+                };
+                stream.set_nodelay(true)?;
+                Ok(Socket::Tcp(stream))
+            }
+        }
+    }
+
+    async fn tunnel(&self, path: &str, host: &str, port: u16) -> Result<UnixStream, Failure> {
         let mut stream = UnixStream::connect(path).await?;
         let ask = format!(
-            "CONNECT {host}:443 HTTP/1.1\r\nhost: {host}:443\r\n\
+            "CONNECT {host}:{port} HTTP/1.1\r\nhost: {host}:{port}\r\n\
              proxy-authorization: Bearer {}\r\n\r\n",
             self.token
         );
@@ -90,6 +108,16 @@ impl Target {
             false => Err(String::from_utf8_lossy(&answer[..held]).into_owned().into()),
         }
     }
+}
+
+/// A name is looked up once, so that this is no part of any measurement.
+fn looked_up(via: &str) -> Result<String, Failure> {
+    use std::net::ToSocketAddrs;
+    if via.starts_with("unix:") || via.starts_with("names:") {
+        return Ok(via.to_owned());
+    }
+    let address = via.to_socket_addrs()?.next().ok_or("it has no address")?;
+    Ok(address.to_string())
 }
 
 pub fn content_length(head: &str) -> Option<usize> {

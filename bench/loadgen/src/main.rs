@@ -6,12 +6,16 @@
 //!
 //! `loadgen load KIND HOST VIA CA CONNECTIONS SECONDS [PID…]` puts it under load and prints one
 //! JSON line. KIND is one of `keep`, `h2`, `new`, `cold:FIRST`, `down`, `up`, `sse`, `idle` (see
-//! `load`). VIA is `HOST:PORT`, or `unix:PATH` for a proxy that takes CONNECT there with the token
-//! in the variable LEASE_TOKEN. CPU time and memory are those of the PIDs.
+//! `load`). VIA is `HOST:PORT`, or `names:PORT` where each host's own address is dialled, or
+//! `unix:PATH` for a proxy that takes CONNECT there with the token in the variable LEASE_TOKEN. CPU time and memory are those of the PIDs.
 //!
-//! Both have one thread.
+//! `loadgen raw-serve PORT_OUT` and `loadgen touch|pull HOST PORT VIA SECONDS` and
+//! `loadgen paced HOST VIA CA SECONDS` are for what a sandbox does itself (see `egress`).
+//!
+//! All have one thread.
 
 mod client;
+mod egress;
 mod load;
 mod serve;
 
@@ -20,7 +24,9 @@ use std::time::Duration;
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 const USAGE: &str = "usage: loadgen serve HOST CA_OUT PORT_OUT | \
-                     load KIND HOST VIA CA CONNECTIONS SECONDS [PID…]";
+                     load KIND HOST VIA CA CONNECTIONS SECONDS [PID…] | raw-serve PORT_OUT | \
+                     touch HOST PORT VIA SECONDS | pull HOST PORT VIA SECONDS | \
+                     paced HOST VIA CA SECONDS";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
@@ -37,6 +43,16 @@ async fn main() -> Result<(), Failure> {
                 pids: pids.iter().map(|pid| pid.parse()).collect::<Result<_, _>>()?,
             };
             load::run(target, plan).await
+        }
+        ["raw-serve", port_out] => egress::serve(port_out).await,
+        ["touch", host, port, via, seconds] => {
+            egress::touch(client::Target::plain(host, via)?, port.parse()?, seconds.parse()?).await
+        }
+        ["pull", host, port, via, seconds] => {
+            egress::pull(client::Target::plain(host, via)?, port.parse()?, seconds.parse()?).await
+        }
+        ["paced", host, via, ca, seconds] => {
+            egress::paced(client::Target::new(host, via, ca)?, seconds.parse()?).await
         }
         _ => Err(USAGE.into()),
     }
