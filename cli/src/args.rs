@@ -19,7 +19,15 @@ Exit status:
   78   a configuration or policy file is wrong
 `run` and `exec` have more of their own: see their --help.";
 
+const SET_EXAMPLE: &str = "\
+Example:
+  cleanhands secret set github < token.txt
+  and in a policy file: secret = \"local:github\"";
+
 const RUN_STATUS: &str = "\
+Example:
+  cleanhands run --environment dev --workspace . \"What does this project do?\"
+
 Exit status:
   0    the agent ended its turn
   1    it failed
@@ -30,6 +38,10 @@ Exit status:
   130  interrupted: by Ctrl-C, SIGTERM or the terminal's end";
 
 const LEASE_STATUS: &str = "\
+Examples:
+  cleanhands lease open dev -- ./ci.sh
+  cleanhands lease open dev --ttl 8h --docker > lease.args
+
 Exit status:
   0    ended by Ctrl-C
   1    the lease could not be opened, or was ended: it expired, or somebody closed it
@@ -212,7 +224,9 @@ pub struct Exec {
 #[derive(Debug, Subcommand)]
 pub enum Secret {
     /// Store a value read from standard input; an older version is replaced
+    #[command(after_help = SET_EXAMPLE)]
     Set {
+        /// The name that policies use: A-Z a-z 0-9 . _ - after a letter or digit
         #[arg(value_parser = named())]
         name: String,
     },

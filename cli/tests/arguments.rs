@@ -36,6 +36,18 @@ fn wrong_use_is_status_2_and_help_documents_the_statuses() {
 }
 
 #[test]
+fn the_commands_of_every_day_show_an_example() {
+    for (line, example) in [
+        (&["run", "--help"][..], "cleanhands run --environment dev"),
+        (&["exec", "--help"], "cleanhands exec --environment dev"),
+        (&["secret", "set", "--help"], "cleanhands secret set github < token.txt"),
+        (&["lease", "open", "--help"], "cleanhands lease open dev -- "),
+    ] {
+        assert!(text(&cleanhands(line).stdout).contains(example), "{line:?}");
+    }
+}
+
+#[test]
 fn an_empty_task_is_refused_before_anything_is_made() {
     for task in ["", " ", "-"] {
         let output = cleanhands(&["run", "-e", "dev", task]);
