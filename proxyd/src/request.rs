@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ipc::id::RequestId;
-use policies::{Host, Permit, Policy, Scheme};
+use policies::{Credential, Host, Permit, Policy, Scheme};
 
 use crate::Daemon;
 use crate::audit::Line;
@@ -263,7 +263,7 @@ fn prepare_for_search(headers: &mut Fields) {
 async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &RequestId) {
     let Judged { permit, injected, spare, guard, mut outcome, flow } = judged;
     let idle = scene.daemon.idle.exchange;
-    let refused_token = renewal(scene, &permit, &injected, spare.is_some());
+    let replaceable = replaceable(&permit, &injected).filter(|_| spare.is_none());
     let mut going = Going { injected, spare, guard, idle };
     let carried = tokio::select! {
         biased;
@@ -287,26 +287,20 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &Reques
         outcome.done();
     }
     if outcome.tally.status() == Some(401)
-        && let Some(renew) = refused_token
+        && let Some((token, credential, host)) = replaceable
     {
-        scene.daemon.tasks.spawn(renew);
+        let vault = scene.daemon.vault.clone();
+        scene.daemon.tasks.spawn(async move {
+            // The next request says what is wrong, if something is.
+            let _ = vault.render_again(&credential, &host, token).await;
+        });
     }
 }
 
-/// Has another token fetched, for the requests to come, after one was refused for a request that
-/// could not be sent again.
-fn renewal(
-    scene: &Scene,
-    permit: &Permit,
-    injected: &Injected,
-    tried_again: bool,
-) -> Option<impl Future<Output = ()> + use<>> {
-    let (token, credential) = (injected.token?, Arc::clone(permit.credential()?));
-    let (vault, host) = (scene.daemon.vault.clone(), permit.host().clone());
-    (!tried_again).then_some(async move {
-        // The next request says what is wrong, if something is.
-        let _ = vault.render_again(&credential, &host, token).await;
-    })
+/// What another token is to be fetched by, for the requests to come, once this one was refused for
+/// a request that could not be sent again.
+fn replaceable(permit: &Permit, injected: &Injected) -> Option<(u64, Arc<Credential>, Host)> {
+    Some((injected.token?, Arc::clone(permit.credential()?), permit.host().clone()))
 }
 
 /// Finds a connection, sends the head, moves both bodies. A request is sent once more only where

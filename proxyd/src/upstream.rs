@@ -284,7 +284,11 @@ impl Upstreams {
     /// Tells a flow where its connection leads.
     pub fn note(&self, link: &Link, flow: &Entry) {
         if let Some(address) = link.address.reached {
-            flow.dialled(address.ip(), self.is_own(address));
+            // Its address was judged a moment ago. Of this host's own ones only those that a rule
+            // names are passed: where there are none, the kernel need not be asked again.
+            let permit = link.permit();
+            let named = !permit.addresses().is_empty() || permit.host().ip().is_some();
+            flow.dialled(address.ip(), named && self.is_own(address));
         }
     }
 

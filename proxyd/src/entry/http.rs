@@ -80,7 +80,7 @@ pub async fn pass(
 ) -> After {
     let alarm = std::mem::take(&mut connection.alarm);
     let (body, reply) = connection.parts(&incoming);
-    let asked = Asked {
+    let mut asked = Asked {
         head,
         framing: incoming.framing,
         upgrade: incoming.connection.upgrade,
@@ -89,7 +89,7 @@ pub async fn pass(
         responder: Responder::H1(reply),
         alarm,
     };
-    let asked = request::answer(scene, asked).await;
+    request::answer(scene, &mut asked).await;
     let Responder::H1(reply) = &asked.responder else { return After::Broken };
     let after = if reply.needs_reset() {
         After::Cut
@@ -191,7 +191,7 @@ pub async fn serve_h2(scene: &Scene, stream: Stream) {
         async move {
             // Told to go before this request came: the connection ends, and nothing was done.
             let Some(_working) = working else { return };
-            let asked = Asked {
+            let mut asked = Asked {
                 head: incoming.head,
                 framing: incoming.framing,
                 upgrade: incoming.upgrade,
@@ -200,7 +200,7 @@ pub async fn serve_h2(scene: &Scene, stream: Stream) {
                 responder: incoming.responder,
                 alarm: Alarm::default(),
             };
-            let mut asked = request::answer(&scene, asked).await;
+            request::answer(&scene, &mut asked).await;
             // Resetting a stream whose body is still coming in loses the answer for clients that
             // take the reset for a failure, although RFC 9113, section 8.1 provides for it.
             let _ = timeout(LINGER, asked.body.linger(LINGER_BYTES_MAX)).await;

@@ -394,7 +394,7 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
         tracing::error!(%error, "connection stopped: the audit cannot be written");
         return incoming.reset();
     }
-    let mut outcome = Outcome::new(Arc::clone(&target.daemon), line);
+    let mut outcome = Outcome::new(Arc::clone(&target.daemon), Box::new(line));
     let mut upstream = match target.daemon.upstreams.tunnel(permit).await {
         Ok(dialled) => dialled,
         Err(error) => {

@@ -85,7 +85,7 @@ pub(super) fn basic_pair(value: &[u8]) -> Option<Vec<u8>> {
 
 /// With every valid escape resolved, once; borrowed when there is none.
 pub(super) fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
-    if !text.contains(&b'%') {
+    if memchr::memchr(b'%', text).is_none() {
         return Cow::Borrowed(text);
     }
     let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|d| u8::try_from(d).ok());

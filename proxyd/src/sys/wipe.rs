@@ -27,14 +27,14 @@ const KEPT_BYTES_MAX: usize = 1024;
 /// Sizes are rounded up to steps of so many bytes: a kept block serves any size of its step.
 const STEP_BYTES: usize = 16;
 const STEPS: usize = KEPT_BYTES_MAX / STEP_BYTES;
-/// Blocks of one step that a thread keeps.
-const KEPT_MAX: u32 = 64;
+/// Bytes of one step that a thread keeps: what many requests give back that end at once.
+const STEP_KEPT_BYTES_MAX: usize = 32 * 1024;
 
 /// The blocks that one thread keeps, by step: each points to the next.
 struct Kept {
     wanted: Cell<bool>,
     first: [Cell<*mut u8>; STEPS],
-    count: [Cell<u32>; STEPS],
+    bytes: [Cell<usize>; STEPS],
 }
 
 thread_local! {
@@ -43,7 +43,7 @@ thread_local! {
         Kept {
             wanted: Cell::new(false),
             first: [const { Cell::new(ptr::null_mut()) }; STEPS],
-            count: [const { Cell::new(0) }; STEPS],
+            bytes: [const { Cell::new(0) }; STEPS],
         }
     };
 }
@@ -63,8 +63,7 @@ impl Drop for Keeping {
             kept.wanted.set(false);
             for step in 0..STEPS {
                 while let Some(block) = kept.take(step) {
-                    let size = (step + 1) * STEP_BYTES;
-                    let layout = Layout::from_size_align(size, STEP_BYTES);
+                    let layout = Layout::from_size_align(size(step), STEP_BYTES);
                     let layout = layout.expect("a small size and a power of two");
                     // SAFETY: a kept block came from the system's allocator, nobody else has it,
                     // and that allocator goes by the block and not by its layout.
@@ -83,7 +82,7 @@ impl Kept {
         }
         // SAFETY: `give` wrote the pointer there, and the block is nobody else's since.
         self.first[step].set(unsafe { block.cast::<*mut u8>().read() });
-        self.count[step].set(self.count[step].get() - 1);
+        self.bytes[step].set(self.bytes[step].get() - size(step));
         Some(block)
     }
 
@@ -93,14 +92,14 @@ impl Kept {
     ///
     /// `block` must have at least the size of its step, and nobody may use it afterwards.
     unsafe fn give(&self, step: usize, block: *mut u8) -> bool {
-        let count = self.count[step].get();
-        if !self.wanted.get() || count >= KEPT_MAX {
+        let bytes = self.bytes[step].get() + size(step);
+        if !self.wanted.get() || bytes > STEP_KEPT_BYTES_MAX {
             return false;
         }
         // SAFETY: every step has room for a pointer, and blocks are aligned to `STEP_BYTES`.
         unsafe { block.cast::<*mut u8>().write(self.first[step].get()) };
         self.first[step].set(block);
-        self.count[step].set(count + 1);
+        self.bytes[step].set(bytes);
         true
     }
 }
@@ -112,10 +111,15 @@ fn step(layout: Layout) -> Option<usize> {
     small.then(|| (layout.size().max(1) - 1) / STEP_BYTES)
 }
 
+/// The size of a step's blocks.
+const fn size(step: usize) -> usize {
+    (step + 1) * STEP_BYTES
+}
+
 /// What the system is asked for in place of `layout`, so that the block has the size of its step.
 fn rounded(layout: Layout) -> Layout {
     let Some(step) = step(layout) else { return layout };
-    let layout_whole = Layout::from_size_align((step + 1) * STEP_BYTES, STEP_BYTES);
+    let layout_whole = Layout::from_size_align(size(step), STEP_BYTES);
     layout_whole.unwrap_or(layout)
 }
 

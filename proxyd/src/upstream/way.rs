@@ -4,12 +4,12 @@
 //! client certificate or proxy is never used for a request that shall go by this one. When the
 //! configuration is read again, ways that did not change keep their identity and connections.
 
-use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use foldhash::HashMap;
 use policies::{Host, HostPattern, Scheme};
 use rustls::RootCertStore;
 use sha2::{Digest, Sha256};
@@ -103,7 +103,7 @@ impl Ways {
     pub fn load(config: &WayOut, former: Option<&Ways>) -> Result<Self, TrustError> {
         let maker = Maker::new(config, former)?;
         let all = maker.way(&UpstreamRow::default())?;
-        let (mut exact, mut below) = (HashMap::new(), Vec::new());
+        let (mut exact, mut below) = (HashMap::default(), Vec::new());
         for (pattern, row) in &config.rows {
             let way = maker.way(row)?;
             match pattern {

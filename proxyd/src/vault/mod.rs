@@ -30,11 +30,11 @@ mod store;
 mod wire;
 mod workers;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use ipc::daemon::SelfExec;
 use ipc::id::LeaseId;
 use ipc::vault::SecretInfo;

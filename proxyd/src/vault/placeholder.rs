@@ -89,7 +89,7 @@ pub fn start_of(placeholder: &str, text: &[u8], mark: usize) -> Option<usize> {
 fn position(text: &[u8], word: &[u8]) -> Option<usize> {
     let (first, rest) = word.split_first()?;
     let mut from = 0;
-    while let Some(at) = text[from..].iter().position(|byte| byte == first) {
+    while let Some(at) = memchr::memchr(*first, &text[from..]) {
         if text[from + at + 1..].starts_with(rest) {
             return Some(from + at);
         }
