@@ -391,7 +391,7 @@ async fn http_1_0_and_head_get_what_they_can_read() {
             let answer = if head.starts_with("HEAD") {
                 "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
             } else {
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nok.\r\n0\r\n\r\n"
             };
             say(&mut stream, answer).await;
         }
@@ -407,7 +407,7 @@ async fn http_1_0_and_head_get_what_they_can_read() {
     let next = b"GET / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n";
     let next = talk(&mut stream, next).await;
 
-    assert!(old.ends_with("\r\n\r\nok") && !old.to_lowercase().contains("chunked"), "{old}");
+    assert!(old.ends_with("\r\n\r\nok.") && !old.to_lowercase().contains("chunked"), "{old}");
     assert_eq!(field(&bodiless, "content-length"), Some("1000"));
-    assert!(next.contains("2\r\nok\r\n0\r\n\r\n"), "{next}");
+    assert!(next.contains("3\r\nok.\r\n0\r\n\r\n"), "{next}");
 }

@@ -221,7 +221,8 @@ async fn a_message_with_a_placeholder_is_refused_by_a_close_code_and_recorded() 
 #[tokio::test]
 async fn a_value_that_comes_back_over_fragments_or_messages_is_masked() {
     let (proxyd, _upstream) = before(POLICY).await;
-    let (mut stream, _) = open(&proxyd.lease().await).await;
+    let lease = proxyd.lease().await;
+    let (mut stream, _) = open(&lease).await;
     let (begins, ends) = CANARY.split_at(CANARY.len() / 2);
     let stars = |text: &str| "*".repeat(text.len());
     let frames = |begins: &str, ends: &str| -> Vec<u8> {
