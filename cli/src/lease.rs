@@ -31,8 +31,6 @@ use crate::term::{self, printable};
 use files::Files;
 use hold::Held;
 
-/// Who may speak about leases under systemd.
-
 pub async fn lease(global: &Global, what: Lease) -> Result<ExitCode, Failure> {
     match what {
         Lease::Open(options) => open(global, options).await,

@@ -74,12 +74,13 @@ fn a_standard_error_that_nobody_reads_changes_nothing() {
 
 /// Leaves no room for a byte in a pipe.
 fn fill(write: &std::os::fd::OwnedFd) {
-    let flags = rustix::fs::fcntl_getfl(write).unwrap();
-    rustix::fs::fcntl_setfl(write, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    let flags = rustix::fs::fcntl_getfl(write).expect("the test's own files and processes work");
+    rustix::fs::fcntl_setfl(write, flags | rustix::fs::OFlags::NONBLOCK)
+        .expect("the test's own files and processes work");
     for size in [4096, 1] {
         while rustix::io::write(write, &vec![b'x'; size]).is_ok() {}
     }
-    rustix::fs::fcntl_setfl(write, flags).unwrap();
+    rustix::fs::fcntl_setfl(write, flags).expect("the test's own files and processes work");
 }
 
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
