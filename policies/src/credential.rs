@@ -44,6 +44,8 @@ pub enum Backend {
     File,
     /// A command of the operator's, by its name in proxyd's configuration.
     Exec,
+    /// A field of a secret at the OpenBao or Vault server of proxyd's configuration.
+    OpenBao,
 }
 
 /// Longest path of a secret that is no name.
@@ -76,13 +78,20 @@ impl SecretRef {
                 "a command is named as in [commands.NAME] of proxyd.toml",
                 "secret = \"exec:NAME\"",
             ),
+            "openbao" | "vault" => (
+                Backend::OpenBao,
+                Entry::parse(path).is_some(),
+                "a secret of the server is named by its mount, path and field",
+                "secret = \"openbao:secret/agents/github#token\", with a version as \
+                 \"openbao:secret/agents/github@3#token\"",
+            ),
             _ => {
                 let known = BACKENDS_LATER.contains(&backend);
                 let message = match known {
                     true => format!("backend \"{backend}\" is not supported by this version"),
                     false => "unknown backend of secrets".to_owned(),
                 };
-                return Err((message, "supported: local, file, exec".to_owned()));
+                return Err((message, "supported: local, file, exec, openbao".to_owned()));
             }
         };
         match sound {
@@ -97,8 +106,40 @@ impl SecretRef {
     }
 }
 
+/// Where a value is at an OpenBao server: `secret/agents/github@3#token`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Mount and path, at least two segments.
+    pub path: &'a str,
+    /// The newest one where none is named.
+    pub version: Option<u32>,
+    pub field: &'a str,
+}
+
+impl<'a> Entry<'a> {
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let (place, field) = text.split_once('#')?;
+        let (path, version) = match place.split_once('@') {
+            Some((path, version)) => {
+                let digits = version.bytes().all(|b| b.is_ascii_digit());
+                let version = version.parse().ok().filter(|version| *version > 0 && digits)?;
+                (path, Some(version))
+            }
+            None => (place, None),
+        };
+        // Nothing that a server, or whatever stands before it, could read as another path.
+        let plain = |text: &str| {
+            let legal = |b: u8| b.is_ascii_alphanumeric() || b"._~+=-".contains(&b);
+            !text.is_empty() && text != "." && text != ".." && text.bytes().all(legal)
+        };
+        let segments = path.split('/').all(plain) && path.contains('/');
+        let sound = segments && plain(field) && text.len() <= PATH_BYTES_MAX;
+        sound.then_some(Self { path, version, field })
+    }
+}
+
 /// Backends that the format reserves and this version does not have yet.
-const BACKENDS_LATER: &[&str] = &["vault", "openbao", "aws-secrets-manager"];
+const BACKENDS_LATER: &[&str] = &["aws-secrets-manager"];
 
 /// A secret's name in the embedded vault, or a command's.
 pub fn is_secret_name(path: &str) -> bool {
@@ -217,6 +258,7 @@ impl fmt::Display for SecretRef {
             Backend::Local => write!(f, "local:{}", self.path),
             Backend::File => write!(f, "file:{}", self.path),
             Backend::Exec => write!(f, "exec:{}", self.path),
+            Backend::OpenBao => write!(f, "openbao:{}", self.path),
         }
     }
 }

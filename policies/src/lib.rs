@@ -35,7 +35,7 @@ mod shipped;
 
 pub use address::AddressRange;
 pub use credential::{
-    Backend, Client, ClientAuth, Credential, Grant, GrantKind, Inject, Place, SecretRef, When,
+    Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef, When,
     is_secret_name,
 };
 pub use denial::{Denial, DenialCode};

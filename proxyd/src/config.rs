@@ -17,10 +17,10 @@ use clap::Parser;
 use ipc::layout::Layout;
 use serde::Deserialize;
 
-use backends::FileCommand;
+use backends::{FileCommand, FileOpenBao};
 #[cfg(test)]
 pub use backends::Freshness;
-pub use backends::{Backends, Command, Format, Program};
+pub use backends::{Backends, Command, Format, Method, OpenBao, Program};
 pub use idle::Idle;
 pub use way_out::{
     Exempt, Identity, Login, PasswordPlace, Protocols, ProxyRow, Resolve, Through, UpstreamRow,
@@ -86,6 +86,7 @@ struct File {
     /// Commands whose output is a secret.
     #[serde(default)]
     commands: BTreeMap<String, FileCommand>,
+    openbao: Option<FileOpenBao>,
     idle_timeout: Option<String>,
     tunnel_idle_timeout: Option<String>,
     #[serde(default)]
@@ -177,7 +178,7 @@ impl Config {
                 .collect(),
             key: file.key,
             secret_directories: absolute(&path, file.secret_directories)?,
-            backends: Backends::check(file.commands)
+            backends: Backends::check(file.commands, file.openbao)
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
             resolver: resolver(&path, file.resolver.servers)?,
             lease_addresses: file.lease_addresses,
@@ -220,6 +221,7 @@ impl Config {
             ("key", self.key != next.key),
             ("secret-directories", self.secret_directories != next.secret_directories),
             ("commands", self.backends.commands != next.backends.commands),
+            ("openbao", self.backends.openbao != next.backends.openbao),
             ("resolver", self.resolver != next.resolver),
             ("idle-timeout", self.idle.exchange != next.idle.exchange),
             ("tunnel-idle-timeout", self.idle.tunnel != next.idle.tunnel),

@@ -16,6 +16,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 const COMMAND_TIMEOUT_MAX: Duration = Duration::from_secs(15);
 /// How long a value serves before it is asked for again.
 const REFRESH: Duration = Duration::from_secs(300);
+/// How long a server's value serves beyond that while the server cannot be asked.
+const STALE: Duration = Duration::from_secs(300);
 const REFRESH_MIN: Duration = Duration::from_secs(1);
 /// What was revoked elsewhere must not serve for ever.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -39,10 +41,117 @@ pub(super) struct FileCommand {
     write: Vec<PathBuf>,
 }
 
+/// `[openbao]` as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) struct FileOpenBao {
+    url: String,
+    namespace: Option<String>,
+    #[serde(default)]
+    mounts: Vec<String>,
+    login: FileLogin,
+    refresh: Option<String>,
+    stale: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct FileLogin {
+    method: Method,
+    mount: Option<String>,
+    role: Option<String>,
+    secret: Option<String>,
+}
+
 /// Everything of the file that the vault asks others by, checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backends {
     pub commands: BTreeMap<String, Command>,
+    pub openbao: Option<OpenBao>,
+}
+
+/// An OpenBao or Vault server, and how the vault is known to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenBao {
+    /// `https://…`, without a slash at its end.
+    pub url: String,
+    pub namespace: Option<String>,
+    /// Mounts of more than one segment.
+    pub mounts: Vec<String>,
+    pub method: Method,
+    /// Where the method is mounted.
+    pub mount: String,
+    /// The role's id (AppRole), the role, or the certificate's name.
+    pub role: String,
+    /// What is shown: the secret id, the JWT, the token.
+    pub secret: Option<SecretRef>,
+    pub freshness: Freshness,
+}
+
+/// How the vault logs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    Approle,
+    Jwt,
+    Token,
+    /// By the client certificate of the server's row in `upstreams`.
+    Cert,
+}
+
+impl FileOpenBao {
+    fn check(self) -> Result<OpenBao, (&'static str, String)> {
+        let url = self.url.trim_end_matches('/').to_owned();
+        match policies::split_url(&url) {
+            Ok((policies::Scheme::Https, _, _, path)) if path == "/" => {}
+            Ok(_) => return Err(("url", "https://HOST or https://HOST:PORT".to_owned())),
+            Err(why) => return Err(("url", why.to_string())),
+        }
+        let plain = |text: &String| {
+            let legal = |b: u8| b.is_ascii_alphanumeric() || b"._~-/".contains(&b);
+            let odd = |part: &str| part.is_empty() || part == "." || part == "..";
+            text.bytes().all(legal) && !text.split('/').any(odd)
+        };
+        if !self.mounts.iter().all(plain) {
+            return Err(("mounts", "a mount is named as in a path, \"kv/team\"".to_owned()));
+        }
+        let visible = |text: &String| text.bytes().all(|b| b.is_ascii_graphic());
+        if !self.namespace.iter().all(visible) {
+            return Err(("namespace", "visible characters only".to_owned()));
+        }
+        let FileLogin { method, mount, role, secret } = self.login;
+        let (default, wants_role, wants_secret) = match method {
+            Method::Approle => ("approle", true, true),
+            Method::Jwt => ("jwt", true, true),
+            Method::Token => ("token", false, true),
+            Method::Cert => ("cert", true, false),
+        };
+        let mount = mount.unwrap_or_else(|| default.to_owned());
+        if !plain(&mount) {
+            return Err(("login.mount", "a mount is named as in a path".to_owned()));
+        }
+        if role.is_some() != wants_role {
+            let reason = if wants_role { "the method needs one" } else { "the method has none" };
+            return Err(("login.role", reason.to_owned()));
+        }
+        if secret.is_some() != wants_secret {
+            let reason = match wants_secret {
+                true => "the method needs one: \"local:NAME\" or \"file:PATH\"",
+                false => "the method has none",
+            };
+            return Err(("login.secret", reason.to_owned()));
+        }
+        Ok(OpenBao {
+            url,
+            namespace: self.namespace,
+            mounts: self.mounts,
+            method,
+            mount,
+            role: role.unwrap_or_default(),
+            secret: secret.map(|s| kept(&s)).transpose().map_err(|why| ("login.secret", why))?,
+            freshness: freshness(self.refresh, self.stale, STALE)?,
+        })
+    }
 }
 
 /// How long a value serves: `refresh`, and beyond it while whoever keeps it cannot be asked.
@@ -98,7 +207,10 @@ pub enum Format {
 
 impl Backends {
     /// From what the file says. The error is the key and the reason.
-    pub(super) fn check(commands: BTreeMap<String, FileCommand>) -> Result<Self, (String, String)> {
+    pub(super) fn check(
+        commands: BTreeMap<String, FileCommand>,
+        openbao: Option<FileOpenBao>,
+    ) -> Result<Self, (String, String)> {
         let mut checked = BTreeMap::new();
         for (name, command) in commands {
             let key = format!("commands.{name}");
@@ -110,13 +222,16 @@ impl Backends {
                 command.check().map_err(|(word, reason)| (format!("{key}.{word}"), reason))?;
             checked.insert(name, command);
         }
-        Ok(Self { commands: checked })
+        let openbao = openbao.map(FileOpenBao::check).transpose();
+        let openbao = openbao.map_err(|(word, reason)| (format!("openbao.{word}"), reason))?;
+        Ok(Self { commands: checked, openbao })
     }
 
     /// Whether a secret of the embedded vault is for the vault's own questions.
     pub fn uses(&self, name: &str) -> bool {
         let inputs = self.commands.values().filter_map(|command| command.input.as_ref());
-        inputs.into_iter().any(|secret| secret.backend == Backend::Local && secret.path == name)
+        let login = self.openbao.iter().filter_map(|server| server.secret.as_ref());
+        inputs.chain(login).any(|secret| secret.backend == Backend::Local && secret.path == name)
     }
 }
 

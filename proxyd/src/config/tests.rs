@@ -45,6 +45,13 @@ user = "root"
 environment = { HOME = "/h" }
 read = ["/h"]
 write = ["/h/cache"]
+[openbao]
+url = "https://bao.example:8200/"
+namespace = "team"
+mounts = ["kv/team"]
+refresh = "8s"
+stale = "3s"
+login = { method = "approle", mount = "here", role = "id", secret = "local:bao" }
 [resolver]
 servers = ["10.0.0.2", "[::1]:5353"]
 [upstreams."Billing.Example"]
@@ -115,6 +122,26 @@ fn every_key_of_a_command_has_its_effect() {
 }
 
 #[test]
+fn every_key_of_a_secret_server_has_its_effect() {
+    let (start, end) = (WHOLE.find("[openbao]").unwrap(), WHOLE.find("[resolver]").unwrap());
+    let server = load(&WHOLE[start..end]).unwrap().backends.openbao.unwrap();
+
+    let [refresh, stale] = [8, 3].map(Duration::from_secs);
+    let expected = OpenBao {
+        url: "https://bao.example:8200".into(),
+        namespace: Some("team".into()),
+        mounts: vec!["kv/team".into()],
+        method: Method::Approle,
+        mount: "here".into(),
+        role: "id".into(),
+        secret: Some(policies::SecretRef::parse("local:bao").unwrap()),
+        freshness: Freshness { refresh, stale },
+    };
+    assert_eq!(server, expected);
+    assert!(load(&WHOLE[start..end]).unwrap().backends.uses("bao"));
+}
+
+#[test]
 fn every_key_of_the_way_out_has_its_effect() {
     let config = load(WHOLE).unwrap();
 
@@ -163,6 +190,8 @@ fn mistakes_name_the_key_and_repeat_no_password() {
     let proxy = |rest: &str| format!("[upstream-proxy]\nurl = \"http://p.test:1\"\n{rest}\n");
     let row = |rest: &str| format!("[upstreams.\"a.test\"]\n{rest}\n");
     let command = |rest: &str| format!("[commands.op]\n{rest}\n");
+    let server =
+        |url: &str, login: &str| format!("[openbao]\nurl = \"{url}\"\nlogin = {{ {login} }}\n");
     let table = [
         ("unknown-key = 1\n".to_owned(), "unknown-key"),
         (row("dial = \"a:1\""), "dial"),
@@ -187,6 +216,26 @@ fn mistakes_name_the_key_and_repeat_no_password() {
         (command("command = [\"/op\"]\nformat = \"xml\""), "format"),
         (command("command = [\"/op\"]\nenvironment = { \"A=B\" = \"c\" }"), "environment"),
         (command("command = [\"/op\"]\nuser = \"no-such-user\""), "commands.op.user"),
+        (server("http://bao.test", "method = \"token\", secret = \"local:a\""), "openbao.url"),
+        (server("https://bao.test/v1", "method = \"token\", secret = \"local:a\""), "openbao.url"),
+        (server("https://bao.test", "method = \"token\""), "openbao.login.secret"),
+        (
+            server("https://bao.test", "method = \"token\", secret = \"SECRET-CANARY\""),
+            "login.secret",
+        ),
+        (
+            server("https://bao.test", "method = \"jwt\", secret = \"local:a\""),
+            "openbao.login.role",
+        ),
+        (
+            server("https://bao.test", "method = \"cert\", role = \"a\", secret = \"local:a\""),
+            "login.secret",
+        ),
+        (
+            server("https://bao.test", "method = \"cert\", role = \"a\", mount = \"a/../b\""),
+            "login.mount",
+        ),
+        (server("https://bao.test", "method = \"userpass\""), "userpass"),
         ("log = \"loud\"\n".to_owned(), "loud"),
         ("[resolver]\nservers = [\"dns.test\"]\n".to_owned(), "dns.test"),
         ("lease-addresses = [\"eth0\"]\n".to_owned(), "lease-addresses"),
@@ -230,6 +279,13 @@ fn every_key_is_in_the_manual_and_tried_above() {
         "environment",
         "read",
         "write",
+        "namespace",
+        "mounts",
+        "login",
+        "method",
+        "mount",
+        "role",
+        "secret",
         "idle-timeout",
         "tunnel-idle-timeout",
         "lease-addresses",
@@ -253,9 +309,12 @@ fn every_key_is_in_the_manual_and_tried_above() {
     let row = load("[upstreams.\"a.test\"]\nno-such-key = 1\n").unwrap_err().to_string();
     let proxy = load("[upstream-proxy]\nno-such-key = 1\n").unwrap_err().to_string();
     let command = load("[commands.a]\nno-such-key = 1\n").unwrap_err().to_string();
-    let listed = format!("{top}{row}{proxy}{command}");
+    let server = load("[openbao]\nno-such-key = 1\n").unwrap_err().to_string();
+    let login = "[openbao]\nurl = \"https://a.test\"\nlogin = { no-such-key = 1 }\n";
+    let login = load(login).unwrap_err().to_string();
+    let listed = format!("{top}{row}{proxy}{command}{server}{login}");
     let words = listed.split('`').skip(1).step_by(2);
-    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy", "commands"];
+    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy", "commands", "openbao"];
     for word in words.filter(|word| !tables.contains(word)) {
         assert!(keys.contains(&word), "{word} is not in this list");
     }

@@ -33,6 +33,8 @@ const PAUSE_REFUSED: Duration = Duration::from_secs(30);
 /// A token that was had because its forerunner was refused is not taken for the culprit again so
 /// soon: the upstream refuses for another reason then.
 const FORCED_APART: Duration = Duration::from_secs(30);
+/// How long one serves without another look when another one is on its way.
+const LATE: Duration = Duration::from_secs(1);
 /// Longer than anything is kept.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -43,6 +45,8 @@ pub(super) enum Key {
     Value(SecretRef),
     /// What is given for a secret.
     Token(SecretRef, Grant),
+    /// The vault's own token at the OpenBao server.
+    Login,
 }
 
 impl Key {
@@ -63,6 +67,7 @@ impl Key {
                 format!("secret {:?}", secret.path)
             }
             Self::Value(secret) | Self::Token(secret, _) => format!("secret \"{secret}\""),
+            Self::Login => "the login at the OpenBao server".to_owned(),
         }
     }
 }
@@ -116,6 +121,8 @@ pub(super) struct Mints {
     paused: HashMap<Key, (Instant, String)>,
     numbers: u32,
     serials: u64,
+    /// Whether the kept login can be renewed, and the life that it had at first.
+    renewable: Option<Duration>,
 }
 
 enum Look {
@@ -236,7 +243,12 @@ impl Child {
             .kept
             .get(key)
             .ok_or_else(|| VaultError::Unavailable(format!("nothing for {}", key.secret())))?;
-        let good = kept.end.saturating_duration_since(Instant::now());
+        // Whoever uses it asks again when another one should be on its way.
+        let at = Instant::now();
+        let good = match kept.ahead.saturating_duration_since(at) {
+            Duration::ZERO => kept.end.saturating_duration_since(at).min(LATE),
+            left => left,
+        };
         let good_ms = u64::try_from(good.as_millis()).unwrap_or(u64::MAX);
         let values = std::iter::once(&kept.value).chain(&kept.before);
         let answer = super::child::rendered(values, form, kept.serial, Some(good_ms))?;

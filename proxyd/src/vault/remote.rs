@@ -3,14 +3,15 @@
 //! Pure: the clock comes in, a worker does the talking. No reason quotes an answer.
 
 mod command;
+mod openbao;
 
-use policies::{Backend, SecretRef};
+use policies::{Backend, Entry, SecretRef};
 
 use super::VaultError;
 use super::mint::Life;
 use super::secret::Secret;
 use super::wire::{Fetch, Run};
-use crate::config::Backends;
+use crate::config::{Backends, OpenBao};
 
 /// One question to a worker; the parts are what its message says.
 pub(super) struct Ask {
@@ -37,37 +38,90 @@ pub(super) enum Meaning {
     Later(String),
 }
 
+/// What a question is asked with.
+pub(super) enum Shown<'a> {
+    Nothing,
+    Secret(&'a SecretRef),
+    /// The vault's own token of the server's.
+    Login,
+}
+
+impl<'a> From<Option<&'a SecretRef>> for Shown<'a> {
+    fn from(secret: Option<&'a SecretRef>) -> Self {
+        secret.map_or(Shown::Nothing, Shown::Secret)
+    }
+}
+
 /// What the operator's configuration says of backends.
 #[derive(Default)]
 pub(super) struct Remote(pub Backends);
 
 impl Remote {
-    /// What is shown to have the secret: another one, or nothing.
-    pub fn input(&self, secret: &SecretRef) -> Result<Option<&SecretRef>, VaultError> {
+    /// What is shown to have the secret.
+    pub fn input(&self, secret: &SecretRef) -> Result<Shown<'_>, VaultError> {
         match secret.backend {
-            Backend::Exec => Ok(self.command(secret)?.input.as_ref()),
+            Backend::Exec => Ok(self.command(secret)?.input.as_ref().into()),
+            Backend::OpenBao => Ok(Shown::Login),
             Backend::Local | Backend::File => Err(asked_wrongly()),
         }
     }
 
     /// The question for the value of a secret.
-    pub fn ask(&self, secret: &SecretRef, shown: &Secret, _now: u64) -> Result<Ask, VaultError> {
+    pub fn ask(&self, secret: &SecretRef, shown: &Secret) -> Result<Ask, VaultError> {
         match secret.backend {
             Backend::Exec => {
                 let run = Run { command: secret.path.clone() };
                 let shown = Secret::concat(&[shown.expose_secret()]);
                 Ok(Ask { errand: Errand::Run(run), parts: vec![shown] })
             }
+            Backend::OpenBao => Ok(openbao::read(self.server()?, &entry(secret)?, shown)),
             Backend::Local | Backend::File => Err(asked_wrongly()),
         }
     }
 
+    /// What is shown to be given a token of the server's.
+    pub fn login_input(&self) -> Result<Shown<'_>, VaultError> {
+        Ok(self.server()?.secret.as_ref().into())
+    }
+
+    /// The question for a token of the server's, or for more of the life of one that is kept.
+    pub fn login(&self, shown: &Secret, kept: Option<&Secret>) -> Result<Ask, VaultError> {
+        match kept {
+            Some(token) => Ok(openbao::renew(self.server()?, token)),
+            None => openbao::login(self.server()?, shown),
+        }
+    }
+
+    /// What the answer to it means, and whether the token can be renewed.
+    pub fn read_login(
+        &self,
+        shown: &Secret,
+        renewal: bool,
+        status: u16,
+        body: &[u8],
+    ) -> (Meaning, bool) {
+        match self.server() {
+            Ok(server) => openbao::logged_in(server, shown, renewal, status, body),
+            Err(error) => (Meaning::Later(error.to_string()), false),
+        }
+    }
+
+    fn server(&self) -> Result<&OpenBao, VaultError> {
+        self.0.openbao.as_ref().ok_or_else(|| {
+            VaultError::Unavailable("proxyd.toml has no [openbao]: no server is known".into())
+        })
+    }
+
     /// What the answer to it means.
-    pub fn read(&self, secret: &SecretRef, _status: u16, body: &[u8], now: u64) -> Meaning {
+    pub fn read(&self, secret: &SecretRef, status: u16, body: &[u8], now: u64) -> Meaning {
         match secret.backend {
             Backend::Exec => match self.command(secret) {
                 Ok(known) => command::read(known, body, now),
                 Err(error) => Meaning::Later(error.to_string()),
+            },
+            Backend::OpenBao => match (self.server(), entry(secret)) {
+                (Ok(server), Ok(entry)) => openbao::value(server, &entry, status, body),
+                (Err(error), _) | (_, Err(error)) => Meaning::Later(error.to_string()),
             },
             Backend::Local | Backend::File => Meaning::Later(asked_wrongly().to_string()),
         }
@@ -79,6 +133,10 @@ impl Remote {
             VaultError::Unavailable(format!("proxyd.toml has no [commands.{name}]"))
         })
     }
+}
+
+fn entry(secret: &SecretRef) -> Result<Entry<'_>, VaultError> {
+    Entry::parse(&secret.path).ok_or_else(asked_wrongly)
 }
 
 fn asked_wrongly() -> VaultError {

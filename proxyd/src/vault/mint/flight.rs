@@ -10,7 +10,7 @@ use policies::SecretRef;
 use super::{Key, Life, Look, PAUSE, PAUSE_REFUSED, Waiter, print};
 use crate::vault::VaultError;
 use crate::vault::child::{Answer, Child, now};
-use crate::vault::remote::{self, Meaning};
+use crate::vault::remote::{self, Meaning, Shown};
 use crate::vault::secret::Secret;
 use crate::vault::wire::Fetched;
 
@@ -23,6 +23,10 @@ pub(super) struct Flight {
     waiters: Vec<Waiter>,
     /// What departs when this one has landed.
     keys: Vec<Key>,
+    /// A kept login is to live on.
+    renewal: bool,
+    /// It has been asked before, with a login that counted no more.
+    again: bool,
 }
 
 /// What a question is asked with.
@@ -35,6 +39,8 @@ enum Landed {
     Kept,
     /// It is about a value that is no longer the secret's.
     Stale,
+    /// The login that it was asked with counts no more: once more, with another.
+    Again,
 }
 
 impl Child {
@@ -68,7 +74,8 @@ impl Child {
         self.mints.numbers = self.mints.numbers.wrapping_add(1);
         let (number, key, begun) = (self.mints.numbers, key.clone(), Instant::now());
         let waiters = waiter.cloned().into_iter().collect();
-        let flight = Flight { key, version: None, forced, begun, waiters, keys: Vec::new() };
+        let (version, keys, renewal, again) = (None, Vec::new(), false, false);
+        let flight = Flight { key, version, forced, begun, waiters, keys, renewal, again };
         self.mints.flights.insert(number, flight);
         let departed = self.depart(number);
         if departed.is_err() {
@@ -93,9 +100,12 @@ impl Child {
                 Ok(())
             }
             Input::Has { version, value } => {
-                let ask = self.question(&key, &value)?;
+                let renewal =
+                    key == Key::Login && self.mints.renewable.is_some() && self.mints.serves(&key);
+                let ask = self.question(&key, &value, renewal)?;
                 self.workers.send(number, &ask)?;
                 if let Some(flight) = self.mints.flights.get_mut(&number) {
+                    flight.renewal = renewal;
                     flight.version = version;
                     flight.begun = Instant::now();
                 }
@@ -108,12 +118,18 @@ impl Child {
     }
 
     fn input(&mut self, key: &Key) -> Result<Input, VaultError> {
-        match key {
-            Key::Token(secret, _) => self.value_of(secret),
-            Key::Value(secret) => match self.backends.input(secret)?.cloned() {
-                Some(shown) => self.value_of(&shown),
-                None => Ok(Input::Has { version: None, value: Secret::new(Vec::new()) }),
-            },
+        let shown = match key {
+            Key::Token(secret, _) => Shown::Secret(secret),
+            Key::Value(secret) => self.backends.input(secret)?,
+            Key::Login => self.backends.login_input()?,
+        };
+        match shown {
+            Shown::Nothing => Ok(Input::Has { version: None, value: Secret::new(Vec::new()) }),
+            Shown::Login => self.had(Key::Login),
+            Shown::Secret(secret) => {
+                let secret = secret.clone();
+                self.value_of(&secret)
+            }
         }
     }
 
@@ -123,7 +139,11 @@ impl Child {
             let (version, value) = self.kept_value(secret)?;
             return Ok(Input::Has { version, value });
         }
-        let needed = Key::Value(secret.clone());
+        self.had(Key::Value(secret.clone()))
+    }
+
+    /// What has to be had first.
+    fn had(&mut self, needed: Key) -> Result<Input, VaultError> {
         match self.mints.look(&needed, None) {
             Look::Fetch => return Ok(Input::Needs(needed)),
             Look::Use => {}
@@ -133,7 +153,7 @@ impl Child {
             }
         }
         let kept = self.mints.kept.get(&needed).ok_or_else(|| {
-            VaultError::Unavailable(format!("the secret \"{secret}\" is not to be had"))
+            VaultError::Unavailable(format!("{} is not to be had", needed.secret()))
         })?;
         Ok(Input::Has { version: None, value: Secret::concat(&[kept.value.expose_secret()]) })
     }
@@ -145,8 +165,16 @@ impl Child {
         fetched: Fetched,
         body: Option<&Secret>,
     ) -> Vec<(u32, Answer)> {
-        let Some(flight) = self.mints.flights.remove(&number) else { return Vec::new() };
-        let outcome = self.land(&flight, fetched, body);
+        let Some(mut flight) = self.mints.flights.remove(&number) else { return Vec::new() };
+        let mut outcome = self.land(&flight, fetched, body);
+        if let Ok(Landed::Again) = outcome {
+            flight.again = true;
+            self.mints.flights.insert(number, flight);
+            let Err(error) = self.depart(number) else { return Vec::new() };
+            outcome = Err(error);
+            let Some(back) = self.mints.flights.remove(&number) else { return Vec::new() };
+            flight = back;
+        }
         self.settle(flight, &outcome)
     }
 
@@ -162,7 +190,7 @@ impl Child {
             && self.mints.serves(&flight.key);
         for waiter in &flight.waiters {
             let answer = match outcome {
-                Ok(Landed::Kept) => self.minted(&flight.key, &waiter.form),
+                Ok(Landed::Kept | Landed::Again) => self.minted(&flight.key, &waiter.form),
                 Err(_) if stale => self.minted(&flight.key, &waiter.form),
                 // Once: whoever asked for the vault waits for two flights at most.
                 Ok(Landed::Stale) if waiter.again => Err(VaultError::Unavailable(format!(
@@ -217,9 +245,12 @@ impl Child {
             Fetched::Failed { reason } => Meaning::Later(reason),
             Fetched::Answered { status } => {
                 let body = body.map(Secret::expose_secret).unwrap_or_default();
-                self.meaning(key, status, body)
+                self.meaning(flight, status, body)
             }
         };
+        if matches!(meaning, Meaning::Refused(_)) && self.login_is_to_blame(flight) {
+            return Ok(Landed::Again);
+        }
         match meaning {
             Meaning::Had { value, rotated, life } => {
                 if let Some((secret, grant)) = stored {
@@ -249,6 +280,22 @@ impl Child {
         }
     }
 
+    /// Whether another login may make the difference: the kept one is given up then.
+    fn login_is_to_blame(&mut self, flight: &Flight) -> bool {
+        let asked_with_login = match &flight.key {
+            Key::Login => flight.renewal,
+            Key::Value(secret) => matches!(self.backends.input(secret), Ok(Shown::Login)),
+            Key::Token(..) => false,
+        };
+        let to_blame = asked_with_login && !flight.again;
+        // One that came after this question was asked has not been tried yet.
+        if to_blame && self.mints.kept.get(&Key::Login).is_some_and(|kept| kept.got < flight.begun)
+        {
+            self.mints.kept.remove(&Key::Login);
+        }
+        to_blame
+    }
+
     /// Writes down what came for a secret of the store, before anybody uses it.
     fn keep_stored(
         &mut self,
@@ -271,10 +318,19 @@ impl Child {
     }
 
     /// What is asked to have it.
-    fn question(&mut self, key: &Key, value: &Secret) -> Result<remote::Ask, VaultError> {
+    fn question(
+        &mut self,
+        key: &Key,
+        value: &Secret,
+        renewal: bool,
+    ) -> Result<remote::Ask, VaultError> {
         let now = (self.clock)();
         match key {
-            Key::Value(secret) => self.backends.ask(secret, value, now),
+            Key::Value(secret) => self.backends.ask(secret, value),
+            Key::Login => {
+                let kept = self.mints.kept.get(key).filter(|_| renewal);
+                self.backends.login(value, kept.map(|kept| &kept.value))
+            }
             Key::Token(_, grant) => {
                 let client = grant.client.as_ref().and_then(|client| client.secret.as_deref());
                 let client = client.map(|name| self.store.current(name)).transpose()?;
@@ -284,11 +340,25 @@ impl Child {
         }
     }
 
-    fn meaning(&self, key: &Key, status: u16, body: &[u8]) -> Meaning {
+    fn meaning(&mut self, flight: &Flight, status: u16, body: &[u8]) -> Meaning {
         let now = (self.clock)();
-        match key {
+        match &flight.key {
             Key::Value(secret) => self.backends.read(secret, status, body, now),
             Key::Token(..) => crate::vault::oauth::read(status, body, now),
+            Key::Login => {
+                let shown = match self.input(&Key::Login) {
+                    Ok(Input::Has { value, .. }) => value,
+                    _ => Secret::new(Vec::new()),
+                };
+                let (meaning, renewable) =
+                    self.backends.read_login(&shown, flight.renewal, status, body);
+                if let Meaning::Had { life: Life::Until(life), .. } = meaning {
+                    let first = self.mints.renewable.filter(|_| flight.renewal).unwrap_or(life);
+                    // Near its greatest age a token is given less and less: a login does better.
+                    self.mints.renewable = Some(first).filter(|_| renewable && life >= first / 2);
+                }
+                meaning
+            }
         }
     }
 }
