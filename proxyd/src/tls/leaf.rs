@@ -320,11 +320,11 @@ impl Shared {
 
     async fn issue(&self, slot: &Slot, now: Duration) -> Result<Leaf, LeafError> {
         let host = &slot.host;
-        let (der, not_after) =
-            self.vault
-                .issue_leaf(slot.authority, host, &self.spki, LEAF_LIFE.as_secs())
-                .await
-                .map_err(|source| LeafError::Issue { host: host.to_string(), source })?;
+        let (der, not_after) = self
+            .vault
+            .issue_leaf(slot.authority, host, &self.spki, LEAF_LIFE.as_secs())
+            .await
+            .map_err(|source| LeafError::Issue { host: host.to_string(), source })?;
         let certified = CertifiedKey::new(vec![CertificateDer::from(der)], self.key.clone());
         Ok(Leaf {
             certified: Arc::new(certified),

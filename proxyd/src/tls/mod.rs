@@ -14,9 +14,9 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 /// The cryptography of both legs: rustls's own choice, with the suites in another order.
 ///
-/// A handshake hashes all its messages and derives a dozen keys. SHA-256 has instructions of its own
-/// on the processors of the last years and SHA-384 has none: a tenth of a handshake, on either side.
-/// Browsers offer AES-128 first too.
+/// A handshake hashes all its messages and derives a dozen keys. SHA-256 has instructions of its
+/// own on the processors of the last years and SHA-384 has none: a tenth of a handshake, on either
+/// side. Browsers offer AES-128 first too.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = aws_lc_rs::default_provider();
