@@ -7,7 +7,8 @@
 //! `loadgen load KIND HOST VIA CA CONNECTIONS SECONDS [PID…]` puts it under load and prints one
 //! JSON line. KIND is one of `keep`, `h2`, `new`, `cold:FIRST`, `down`, `up`, `sse`, `idle` (see
 //! `load`). VIA is `HOST:PORT`, or `names:PORT` where each host's own address is dialled, or
-//! `unix:PATH` for a proxy that takes CONNECT there with the token in the variable LEASE_TOKEN. CPU time and memory are those of the PIDs.
+//! `unix:PATH` for a proxy that takes CONNECT there with the token in the variable LEASE_TOKEN. CPU
+//! time and memory are those of the PIDs.
 //!
 //! `loadgen raw-serve PORT_OUT` and `loadgen touch|pull HOST PORT VIA SECONDS` and
 //! `loadgen paced HOST VIA CA SECONDS` are for what a sandbox does itself (see `egress`).
