@@ -35,8 +35,8 @@ mod shipped;
 
 pub use address::AddressRange;
 pub use credential::{
-    Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef, When,
-    is_secret_name,
+    Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef,
+    When, is_secret_name,
 };
 pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};

@@ -1,5 +1,5 @@
-//! Secrets that an OpenBao server keeps: one login for all, renewed while it is used, had again where
-//! it counts no more; what is gone serves no longer, what cannot be asked for serves a while.
+//! Secrets that an OpenBao server keeps: one login for all, renewed while it is used, had again
+//! where it counts no more; what is gone serves no longer, what cannot be asked for serves a while.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
@@ -65,6 +65,9 @@ impl Server {
             }
             "POST /v1/auth/approle/login" => (400, "{\"errors\":[\"no\"]}".to_owned()),
             "POST /v1/auth/token/renew-self" if known => auth(self),
+            "GET /v1/secret/data/agents/api?version=3" if known => {
+                (200, "{\"data\":{\"data\":{\"token\":\"BAO-THIRD-CANARY\"}}}".to_owned())
+            }
             "GET /v1/secret/data/agents/api" if known && self.value.is_empty() => {
                 (404, "{\"data\":{\"data\":null}}".to_owned())
             }
@@ -110,6 +113,10 @@ struct Scene {
 
 impl Scene {
     async fn start(life: u64, more: &str) -> Scene {
+        Self::with(POLICY, life, more).await
+    }
+
+    async fn with(policy: &str, life: u64, more: &str) -> Scene {
         let server = Shared::default();
         {
             let mut server = server.lock().unwrap();
@@ -121,7 +128,7 @@ impl Scene {
         let api = Upstream::tls("api.test", h1, move |stream| api(stream, Arc::clone(&one))).await;
         let bao = Upstream::tls("bao.test", h1, move |stream| bao(stream, Arc::clone(&two))).await;
         let upstreams = [("api.test", &api), ("bao.test", &bao)];
-        let proxyd = Proxyd::configured(POLICY, &upstreams, &format!("{SERVER}{more}\n")).await;
+        let proxyd = Proxyd::configured(policy, &upstreams, &format!("{SERVER}{more}\n")).await;
         let lease = proxyd.lease().await;
         let scene = Scene { proxyd, server, lease, _upstreams: [api, bao] };
         scene.put("SECRET-ID-CANARY").await;
@@ -160,6 +167,16 @@ async fn a_value_is_read_after_one_login_and_shown_to_the_api_alone() {
     assert_eq!(server.asked, [login, "GET /v1/secret/data/agents/api"]);
     assert_eq!(server.seen, ["Bearer BAO-VALUE-CANARY-1"; 5]);
     assert!(!scene.proxyd.log().contains("CANARY"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_the_policy_names_is_the_one_that_is_shown() {
+    let policy = POLICY.replace("openbao:secret/agents/api#", "vault:secret/agents/api@3#");
+    let scene = Scene::with(&policy, 3600, "").await;
+
+    assert_eq!(scene.ask().await.0, 200);
+
+    assert_eq!(scene.server.lock().unwrap().seen, ["Bearer BAO-THIRD-CANARY"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

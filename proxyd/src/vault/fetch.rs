@@ -132,7 +132,11 @@ async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), St
         return Err("the vault asked in another way than agreed".to_owned());
     }
     let body = parts.pop().map_or_else(Bytes::new, Secret::into_bytes);
-    let (scheme, host, port, path) = policies::split_url(&asked.url)?;
+    let (address, query) = asked.url.split_once('?').unwrap_or((&asked.url, ""));
+    let (scheme, host, port, mut path) = policies::split_url(address)?;
+    if !query.is_empty() {
+        path = format!("{path}?{query}");
+    }
     if scheme != Scheme::Https {
         return Err("secrets are shown over https only".to_owned());
     }

@@ -214,7 +214,10 @@ async fn converse(child: &mut Child, input: Secret) -> Result<Secret, String> {
     match (status.success(), status.code()) {
         (true, _) => Ok(output),
         (false, Some(code)) if code == i32::from(command::CANNOT) => {
-            Err("cannot be started: run it by hand as proxyd's user".to_owned())
+            // What a shell says of a program that it may not start, too.
+            Err("cannot be started: it, its interpreter or a program of its own is neither the \
+                 system's nor in \"read\""
+                .to_owned())
         }
         (false, Some(code)) => Err(format!("ended with status {code}")),
         (false, None) => Err("was ended by a signal".to_owned()),
