@@ -166,8 +166,13 @@ async fn a_command_that_fails_lets_nothing_leave_and_is_not_run_for_each_request
 async fn what_a_command_started_ends_with_it() {
     let (api, _) = api("").await;
     for (script, more, status) in [
-        // In a session of its own, with no hold on the output.
-        ("setsid sleep 1234 >/dev/null 2>&1 & echo $! >${0%/*}/left; echo COMMAND-CANARY", "", 200),
+        // In a group of its own, with no hold on the output.
+        (
+            "cd ${0%/*}; bash -c 'set -m; sleep 1234 >/dev/null 2>&1 & echo $! >left'
+             echo COMMAND-CANARY",
+            "",
+            200,
+        ),
         ("sleep 1234 & echo $! >${0%/*}/left; wait", "timeout = \"1s\"", 503),
     ] {
         let proxyd = start(script, more, &api).await;

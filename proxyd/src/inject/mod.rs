@@ -263,7 +263,8 @@ impl Injected {
     fn of(credential: &Credential, rendered: &Rendered) -> Self {
         // A placeholder's places are found by the placeholder, which is gone by then, and so is
         // what the sandbox had signed.
-        let once = matches!(credential.inject, Inject::Placeholder { .. } | Inject::AwsSigV4 { .. });
+        let once =
+            matches!(credential.inject, Inject::Placeholder { .. } | Inject::AwsSigV4 { .. });
         let again = credential.is_replaceable() && !once;
         Self {
             credential: Some(credential.name.clone()),

@@ -133,7 +133,7 @@ pub(super) fn value(server: &OpenBao, entry: &Entry<'_>, status: u16, body: &[u8
 fn refused(what: &str, status: u16) -> Option<Meaning> {
     let reason = format!("the OpenBao server answers a {what} with {status}");
     Some(match status {
-        200..300 => return None,
+        200..=299 => return None,
         301..=308 => {
             Meaning::Later(format!("{reason}: name the active node in [openbao] of proxyd.toml"))
         }
