@@ -49,6 +49,8 @@ const MASK: u8 = b'*';
 const LET_GO_BYTES_MAX: usize = 2;
 /// How long nothing must have followed.
 const LULL: Duration = Duration::from_millis(20);
+/// And for a single byte: many a text ends with one that some form of a value begins with.
+const LULL_OF_ONE: Duration = Duration::from_millis(2);
 
 /// The encodings that can be searched, as the value of an `Accept-Encoding` field.
 pub const ACCEPTED_ENCODINGS: &str = "gzip, br, zstd, identity";
@@ -144,16 +146,16 @@ impl BodyScrubber {
     /// for the end of a line, an event or a message would wait for ever where its last byte happens
     /// to be the first of a value. Never resolves where nothing, or too much, is held.
     pub async fn lull(&self) {
-        let waits = match &self.0 {
-            Kind::Off => false,
-            Kind::Plain(masker) => masker.waits(),
-            Kind::Encoded(encoded) => encoded.waits(),
-            Kind::Messages(messages) => messages.waits(),
+        let pause = match &self.0 {
+            Kind::Off => None,
+            Kind::Plain(masker) => masker.pause(),
+            Kind::Encoded(encoded) => encoded.pause(),
+            Kind::Messages(messages) => messages.pause(),
         };
-        if !waits {
-            return std::future::pending().await;
+        match pause {
+            Some(pause) => tokio::time::sleep(pause).await,
+            None => std::future::pending().await,
         }
-        tokio::time::sleep(LULL).await;
     }
 
     /// Gives what is held back after a lull.
@@ -191,6 +193,15 @@ pub async fn lull(scrubber: Option<&BodyScrubber>) {
     match scrubber {
         Some(scrubber) => scrubber.lull().await,
         None => std::future::pending().await,
+    }
+}
+
+/// How long to wait with so much of a value; none when it waits for what follows.
+fn pause(live: usize) -> Option<Duration> {
+    match live {
+        0 | 1 => Some(LULL_OF_ONE),
+        LET_GO_BYTES_MAX => Some(LULL),
+        _ => None,
     }
 }
 
@@ -292,6 +303,21 @@ mod tests {
             out.extend(scrubber.finish().unwrap());
 
             assert_eq!(out.concat(), want, "cut at {cut}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_less_of_a_value_there_is_the_less_it_waits_for_what_follows() {
+        let patterns = patterns(&["~^SECRET-CANARY"]);
+        for (text, waits) in [("ends with ~", LULL_OF_ONE), ("ends with ~^", LULL)] {
+            let mut scrubber = BodyScrubber::new(&patterns, None).unwrap();
+            let before = scrubber.push(Bytes::copy_from_slice(text.as_bytes())).unwrap();
+            let since = tokio::time::Instant::now();
+            scrubber.lull().await;
+            let waited = since.elapsed();
+
+            assert_eq!(waited, waits, "{text}");
+            assert_eq!([before.concat(), scrubber.let_go().concat()].concat(), text.as_bytes());
         }
     }
 

