@@ -17,10 +17,10 @@ use clap::Parser;
 use ipc::layout::Layout;
 use serde::Deserialize;
 
-use backends::{FileCommand, FileOpenBao};
 #[cfg(test)]
 pub use backends::Freshness;
 pub use backends::{Backends, Command, Format, Method, OpenBao, Program};
+use backends::{FileCommand, FileOpenBao};
 pub use idle::Idle;
 pub use way_out::{
     Exempt, Identity, Login, PasswordPlace, Protocols, ProxyRow, Resolve, Through, UpstreamRow,

@@ -3,8 +3,8 @@
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use http::Uri;
-use ipc::peer::Principal;
 use ipc::in_force::InForce;
+use ipc::peer::Principal;
 use ipc::session::{Health, KeyList, KeyRequest, LogEvent, NewKey};
 use ipc::vault::ChainReport;
 use serde::Serialize;

@@ -186,7 +186,9 @@ impl Vault {
             return Err(VaultError::Failed("the vault process began with another message".into()));
         };
         if authorities.is_empty() {
-            return Err(VaultError::Failed("the vault process has no certificate authority".into()));
+            return Err(VaultError::Failed(
+                "the vault process has no certificate authority".into(),
+            ));
         }
         let vault = Vault {
             connection: Arc::new(connection),

@@ -95,7 +95,10 @@ pub(super) fn logged_in(
         Some(token) => Secret::concat(&[token.as_bytes()]),
         None if looked_up => Secret::concat(&[shown.expose_secret()]),
         None => {
-            return (Meaning::Later(format!("the server's answer to a {what} has no token")), false);
+            return (
+                Meaning::Later(format!("the server's answer to a {what} has no token")),
+                false,
+            );
         }
     };
     let Some(seconds) = ttl.as_u64() else {
