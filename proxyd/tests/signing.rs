@@ -271,8 +271,12 @@ async fn in_pieces(lease: &Lease, head: &str, body: &[u8]) -> String {
     let leave = timely(support::head(&mut stream)).await;
     assert!(leave.starts_with("HTTP/1.1 100 "), "{leave}");
     let (mut reader, mut writer) = tokio::io::split(stream);
-    // Whoever refuses reads no further.
-    let sending = async { drop(writer.write_all(body).await) };
+    // Whoever refuses reads no further. TLS may keep the last bytes until it is told to flush.
+    let sending = async {
+        if writer.write_all(body).await.is_ok() {
+            drop(writer.flush().await);
+        }
+    };
     let (answer, ()) = timely(async { tokio::join!(response(&mut reader), sending) }).await;
     answer.0
 }
