@@ -115,6 +115,7 @@ async fn an_upload_in_signed_chunks_arrives_signed_again_with_its_length_and_its
     let mut stream = scene.lease.h1("aws.test").await;
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&body).await.unwrap();
+    stream.flush().await.unwrap();
     let (answer, _) = timely(response(&mut stream)).await;
 
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
