@@ -233,7 +233,11 @@ pub enum Secret {
     /// List names, versions and last use; never values
     List,
     /// Give the vault a new data key and seal every value anew; values stay as they are
-    Rotate,
+    Rotate {
+        /// Replace the key file that proxyd made, around the data key, and nothing else
+        #[arg(long)]
+        wrapping_key: bool,
+    },
     /// Remove a secret and all its versions
     Remove {
         #[arg(value_parser = named())]

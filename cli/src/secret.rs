@@ -45,7 +45,8 @@ pub async fn secret(global: &Global, what: Secret) -> Result<ExitCode, Failure> 
     match what {
         Secret::Set { name } => set(global, &proxyd, &name).await,
         Secret::List => list(global, &proxyd).await,
-        Secret::Rotate => rotate(global, &proxyd).await,
+        Secret::Rotate { wrapping_key: false } => rotate(global, &proxyd).await,
+        Secret::Rotate { wrapping_key: true } => replace_wrapping_key(global, &proxyd).await,
         Secret::Remove { name } => remove(global, &proxyd, &name).await,
     }
 }
@@ -140,6 +141,17 @@ async fn rotate(global: &Global, proxyd: &Client) -> Result<ExitCode, Failure> {
         term::json_line(&answer)?;
     } else {
         term::line(&format!("a new data key; {} rows sealed anew", answer["rows"]))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn replace_wrapping_key(global: &Global, proxyd: &Client) -> Result<ExitCode, Failure> {
+    let path = "/v1/vault/wrapping-key";
+    proxyd.call(http::Method::POST, path, None, Bytes::new()).await?;
+    if global.json {
+        term::json_line(&serde_json::json!({ "wrapping_key": "replaced" }))?;
+    } else {
+        term::line("a new key file; copies of the former one open former backups only")?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@
 //! | `GET /v1/secrets` | → `{"secrets":[SecretInfo…]}` |
 //! | `DELETE /v1/secrets/NAME` | → `{"name":NAME}` |
 //! | `POST /v1/vault/rotate` | → `{"rows":N}`: a new data key, every value sealed anew |
+//! | `POST /v1/vault/wrapping-key` | → `{}`: another key around the data key |
 //! | `GET /v1/audit?after=SEQ&limit=N&session=S&lease=L&call=C` | → [`AuditPage`] |
 //! | `GET /v1/audit/verify` | → [`ChainReport`] |
 //! | `POST /v1/heads` | [`Head`] → `{}`: a session's chain head, kept in the audit |

@@ -80,6 +80,8 @@ struct File {
     #[serde(default)]
     trusted_users: Vec<ipc::account::NamedUser>,
     key: Option<String>,
+    /// The one that the vault may still be closed with.
+    former_key: Option<String>,
     /// Where files that hold secrets may lie.
     #[serde(default)]
     secret_directories: Vec<PathBuf>,
@@ -115,6 +117,8 @@ pub struct Config {
     pub log: tracing::Level,
     pub trusted_uids: Vec<u32>,
     pub key: Option<String>,
+    /// The key that the vault may still be closed with.
+    pub former_key: Option<String>,
     /// Where files that hold secrets may lie.
     pub secret_directories: Vec<PathBuf>,
     /// Who else has secrets.
@@ -177,6 +181,7 @@ impl Config {
                 .chain(file.trusted_users.iter().map(|user| user.uid))
                 .collect(),
             key: file.key,
+            former_key: file.former_key,
             secret_directories: absolute(&path, file.secret_directories)?,
             backends: Backends::check(file.commands, file.openbao)
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
@@ -219,6 +224,7 @@ impl Config {
             ("log", self.log != next.log),
             ("trusted-uids", self.trusted_uids != next.trusted_uids),
             ("key", self.key != next.key),
+            ("former-key", self.former_key != next.former_key),
             ("secret-directories", self.secret_directories != next.secret_directories),
             ("commands", self.backends.commands != next.backends.commands),
             ("openbao", self.backends.openbao != next.backends.openbao),

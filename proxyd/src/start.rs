@@ -72,6 +72,7 @@ pub fn check(config: &Config) -> Result<(), StartError> {
     let policies = Policies::check(&config.layout.policies).map_err(LoadError::from)?;
     Ways::load(&config.way_out, None)?;
     key_source(config)?;
+    former_key_source(config)?;
     for warning in policies.warnings() {
         eprintln!("{warning}");
     }
@@ -81,6 +82,12 @@ pub fn check(config: &Config) -> Result<(), StartError> {
 fn key_source(config: &Config) -> Result<KeySource, StartError> {
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
     Ok(KeySource::choose(config.key.as_deref(), credentials.as_deref(), &config.state())?)
+}
+
+fn former_key_source(config: &Config) -> Result<Option<KeySource>, StartError> {
+    let Some(former) = &config.former_key else { return Ok(None) };
+    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    Ok(Some(KeySource::choose(Some(former), credentials.as_deref(), &config.state())?))
 }
 
 /// One line an event, to standard error. Only our own modules speak below warnings: libraries log
@@ -117,7 +124,7 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     // Whoever has a mistake in a file learns of it before anything is made.
     Policies::check(&config.layout.policies).map_err(LoadError::from)?;
     let ways = Ways::load(&config.way_out, None)?;
-    let key = key_source(&config)?;
+    let (key, former) = (key_source(&config)?, former_key_source(&config)?);
     let state = config.state();
     private_directory(&state)?;
     private_directory(&state.join("audit"))?;
@@ -138,7 +145,7 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     let (vault, facts) = Vault::start(
         exec,
         &state,
-        &key,
+        (&key, former.as_ref()),
         (&layout.policies, &config.secret_directories),
         (config.command_line(), !config.backends.commands.is_empty()),
     )?;
@@ -202,7 +209,9 @@ pub fn readable(config: &Config) -> Vec<PathBuf> {
 pub fn never_for_commands(config: &Config) -> Vec<PathBuf> {
     let mut hidden = vec![config.state()];
     hidden.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));
-    hidden.extend(key_source(config).ok().map(|key| key.path().to_owned()));
+    let former = former_key_source(config).ok().flatten();
+    let keys = key_source(config).ok().into_iter().chain(former);
+    hidden.extend(keys.map(|key| key.path().to_owned()));
     hidden.iter().filter_map(|path| std::fs::canonicalize(path).ok()).collect()
 }
 

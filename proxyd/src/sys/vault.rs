@@ -159,6 +159,8 @@ fn allowed_calls() -> &'static [i64] {
         libc::SYS_fdatasync,
         libc::SYS_ftruncate,
         libc::SYS_unlinkat,
+        libc::SYS_renameat,
+        libc::SYS_renameat2,
         libc::SYS_faccessat,
         libc::SYS_faccessat2,
         libc::SYS_readlinkat,
@@ -203,6 +205,8 @@ fn allowed_calls() -> &'static [i64] {
         libc::SYS_lstat,
         #[cfg(target_arch = "x86_64")]
         libc::SYS_unlink,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rename,
         #[cfg(target_arch = "x86_64")]
         libc::SYS_access,
         #[cfg(target_arch = "x86_64")]

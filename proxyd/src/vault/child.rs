@@ -20,30 +20,33 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use policies::{Backend, Grant, Host, Inject, SecretRef};
+use policies::{Backend, Grant, Host, SecretRef};
 use zeroize::Zeroizing;
 
 use super::VaultError;
 use super::authorities::Authorities;
 use super::files::{Files, Own};
-use super::key::{KeySource, Material};
+use super::key::KeySource;
+#[cfg(test)]
+use super::key::Material;
 use super::known::Known;
 use super::mint::{Key, Mints, Waiter};
 use super::placeholder;
+use super::rekey;
 use super::remote::Remote;
-use super::render;
+use super::render::{add_needles, form, rendered};
 use super::secret::Secret;
-use super::sigv4;
 use super::store::{self, Store};
 use super::wire::{self, Form, Named, Reply, Request, Scope};
 use super::workers::{Which, Workers};
 use crate::config::{Arguments, Backends, Config};
-use crate::scrub::forms;
 
 /// What the child works with, besides its sockets.
 struct Place<'a> {
     directory: &'a OsStr,
     key: &'a OsStr,
+    /// The key that it may still be closed with.
+    former: Option<&'a OsStr>,
     policies: &'a Path,
     /// Directories of files that hold secrets.
     secrets: Vec<PathBuf>,
@@ -58,15 +61,22 @@ struct Place<'a> {
 pub(super) const WITH_WORKER: &str = "with-worker";
 /// What stands between directories of secrets and proxyd's own arguments.
 pub(super) const ARGUMENTS: &str = "--";
+/// The next argument is the source of the key that the vault may still be closed with.
+pub(super) const FORMER: &str = "former-key";
 
 pub(super) type Answer = Result<(Reply, Vec<Secret>), VaultError>;
 
 /// Runs the child. `args` are those after the role name: the vault's directory, the key's source,
-/// the policies' directory, whether there are workers, directories of secrets, and proxyd's own.
+/// the policies' directory, a former key's source, whether there are workers, directories of
+/// secrets, and proxyd's own.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     let [directory, key, policies, rest @ ..] = args.as_slice() else {
         eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
         return ExitCode::from(2);
+    };
+    let (former, rest) = match rest {
+        [word, source, rest @ ..] if word == FORMER => (Some(source.as_os_str()), rest),
+        rest => (None, rest),
     };
     let (workers, rest) = match rest {
         [word, number, rest @ ..] if word == WITH_WORKER => {
@@ -85,6 +95,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     let place = Place {
         directory,
         key,
+        former,
         policies: Path::new(policies),
         secrets: secrets.iter().map(PathBuf::from).collect(),
         arguments: workers.map(|_| arguments.to_vec()),
@@ -196,6 +207,7 @@ pub(super) struct Child {
     pub(super) workers: Workers,
     authorities: Authorities,
     key_source: &'static str,
+    own_key: rekey::Own,
     notes: Vec<String>,
     /// Seconds since 1970, for what is issued.
     pub(super) clock: Box<dyn Fn() -> u64 + Send>,
@@ -204,34 +216,39 @@ pub(super) struct Child {
 impl Child {
     /// Confinement comes before the store is opened and before anything is read from the socket.
     fn open(place: Place<'_>) -> Result<Self, VaultError> {
-        let Place { directory, key, policies, secrets, arguments, also } = place;
+        let Place { directory, key, former, policies, secrets, arguments, also } = place;
         let directory = Path::new(directory);
         if let Some(missing) = secrets.iter().find(|path| !path.is_dir()) {
             let missing = missing.display();
             let text = format!("cannot use secret-directories: {missing} is no directory");
             return Err(VaultError::Key(text));
         }
-        let source = KeySource::from_argument(key)
-            .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))?;
+        let source = |argument| {
+            KeySource::from_argument(argument)
+                .ok_or_else(|| VaultError::Key("the vault's key has no such source".into()))
+        };
+        let (source, former) = (source(key)?, former.map(source).transpose()?);
         crate::sys::vault::harden(also)?;
         let backends = arguments.map(configured).transpose()?.unwrap_or_default();
-        let material = source.read(!store::exists(directory))?;
-        let own = Own::new(source.path(), directory).map_err(|error| {
+        let keys = rekey::Keys::read(&source, former.as_ref(), !store::exists(directory))?;
+        let former = former.as_ref().map(KeySource::path);
+        let own = Own::new(source.path(), former, directory).map_err(|error| {
             VaultError::Key(format!("cannot look at the vault's own files: {error}"))
         })?;
         let read = secrets.iter().map(PathBuf::as_path).chain([policies]);
         crate::sys::vault::confine(directory, read)?;
-        let child = Self::open_store(directory, &material, source.word(), policies)?;
-        Ok(Self { files: Files::below(secrets, own), backends: Remote(backends), ..child })
+        let (store, own_key, notes) = keys.open(directory)?;
+        let child = Self::over(store, source.word(), policies)?;
+        let notes = notes.into_iter().chain(child.notes).collect();
+        let (files, backends) = (Files::below(secrets, own), Remote(backends));
+        Ok(Self { files, backends, own_key, notes, ..child })
     }
 
-    fn open_store(
-        directory: &Path,
-        material: &Material,
+    fn over(
+        mut store: Store,
         key_source: &'static str,
         policies: &Path,
     ) -> Result<Self, VaultError> {
-        let mut store = Store::open(directory, material)?;
         let authorities = Authorities::open(&mut store, now_unsigned())?;
         let mut notes = Vec::new();
         if !store.keys_are_locked() {
@@ -246,6 +263,7 @@ impl Child {
             workers: Workers::default(),
             authorities,
             key_source,
+            own_key: rekey::Own::default(),
             notes,
             clock: Box::new(now_unsigned),
         })
@@ -362,6 +380,10 @@ impl Child {
                 done(Reply::Done)
             }
             Request::Rotate => done(Reply::Sealed { rows: self.store.rotate()? }),
+            Request::Rewrap => {
+                self.own_key.replace(&mut self.store)?;
+                done(Reply::Done)
+            }
             Request::Leaf { authority, host, life_seconds } => {
                 let (spki, now) = (one(parts)?.expose_secret(), (self.clock)());
                 let issued = self.authorities.issue(authority, &host, spki, life_seconds, now);
@@ -446,89 +468,6 @@ fn configured(arguments: Vec<OsString>) -> Result<Backends, VaultError> {
     Ok(config.backends)
 }
 
-/// The form in which a credential goes into a request.
-fn form(inject: &Inject, scope: Option<Scope>) -> Result<Form, VaultError> {
-    Ok(match inject {
-        Inject::Bearer => Form::Template { template: "Bearer {}".into() },
-        Inject::Basic { user } => Form::Basic { user: user.clone() },
-        Inject::Header { template, .. } => Form::Template { template: template.clone() },
-        Inject::Query { .. } | Inject::Placeholder { .. } => Form::Bare,
-        Inject::AwsSigV4 { regions, services } => match scope {
-            Some(scope) if scope == Scope::none() => Form::SigV4(scope),
-            Some(scope)
-                if regions.contains(&scope.region)
-                    && services.contains(&scope.service)
-                    && is_near(&scope.date) =>
-            {
-                Form::SigV4(scope)
-            }
-            _ => return Err(VaultError::Refused("it signs nothing of that scope".into())),
-        },
-    })
-}
-
-/// Whether a scope's day is today, or begins or ended a moment ago: a key for a day to come would
-/// outlast what it was asked for.
-fn is_near(date: &str) -> bool {
-    let now = jiff::Timestamp::now();
-    let around = [-600, 0, 600].map(|seconds| now + jiff::SignedDuration::from_secs(seconds));
-    let day =
-        |at: jiff::Timestamp| at.to_zoned(jiff::tz::TimeZone::UTC).strftime("%Y%m%d").to_string();
-    around.map(day).iter().any(|day| day == date)
-}
-
-/// The first value in that form, and what finds any of them.
-pub(super) fn rendered<'a>(
-    values: impl IntoIterator<Item = &'a Secret>,
-    form: &Form,
-    serial: u64,
-    good_ms: Option<u64>,
-) -> Answer {
-    let mut parts = Vec::new();
-    let mut count = 0;
-    for value in values {
-        if parts.is_empty() {
-            parts = put_in(value, form)?;
-            count = parts.len();
-            add_needles(&mut parts, value, form)?;
-        } else {
-            // A former value that does not fit its use was never sent.
-            let _ = add_needles(&mut parts, value, form);
-        }
-    }
-    Ok((Reply::Rendered { values: count, serial, good_ms }, parts))
-}
-
-/// What goes into the request.
-fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
-    let Form::SigV4(Scope { date, region, service }) = form else {
-        return Ok(vec![render::render(value, form)?]);
-    };
-    let key = sigv4::parse(value)?;
-    Ok(vec![
-        sigv4::signing_key(key.secret, date, region, service),
-        Secret::concat(&[key.id]),
-        Secret::concat(&[key.session]),
-    ])
-}
-
-/// Every form of the value, and the rendered text where the value is not plain in it.
-fn add_needles(needles: &mut Vec<Secret>, value: &Secret, form: &Form) -> Result<(), VaultError> {
-    if let Form::SigV4(_) = form {
-        // The secret key is in no request, so no answer can hold it: it stays here.
-        let key = sigv4::parse(value)?;
-        if !key.session.is_empty() {
-            needles.extend(forms(key.session));
-        }
-        return Ok(());
-    }
-    needles.extend(forms(value.expose_secret()));
-    if matches!(form, Form::Basic { .. }) {
-        needles.push(render::basic_token(value, form)?);
-    }
-    Ok(())
-}
-
 fn done(reply: Reply) -> Answer {
     Ok((reply, Vec::new()))
 }
@@ -572,5 +511,5 @@ pub(super) fn open_in_test(directory: &Path, worker: UnixStream) -> Child {
 #[cfg(test)]
 fn open_store_in_test(directory: &Path) -> Child {
     let material = Material::Key(Zeroizing::new(vec![7; 32]));
-    Child::open_store(directory, &material, "key-file", directory).unwrap()
+    Child::over(Store::open(directory, &material).unwrap(), "key-file", directory).unwrap()
 }

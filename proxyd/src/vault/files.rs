@@ -137,17 +137,20 @@ fn open_below(directory: &Path, within: &Path) -> Result<File, Errno> {
 /// What the vault itself keeps: its key, and what lies in its directory.
 #[derive(Default)]
 pub(super) struct Own {
-    key: PathBuf,
+    keys: Vec<PathBuf>,
     directory: PathBuf,
-    /// The key's device and inode when it was read, should its source be replaced.
-    first: Option<(u64, u64)>,
+    /// The keys' devices and inodes when they were read, should their sources be replaced.
+    first: Vec<(u64, u64)>,
 }
 
 impl Own {
-    /// `key` is where the key was read.
-    pub fn new(key: &Path, directory: &Path) -> std::io::Result<Self> {
-        let first = Some(identity(&std::fs::metadata(key)?));
-        Ok(Self { key: key.to_owned(), directory: directory.to_owned(), first })
+    /// `key` is where the key was read; there may have been another one before.
+    pub fn new(key: &Path, former: Option<&Path>, directory: &Path) -> std::io::Result<Self> {
+        let mut first = vec![identity(&std::fs::metadata(key)?)];
+        // One that is gone already is nobody's secret.
+        first.extend(former.and_then(|path| std::fs::metadata(path).ok()).as_ref().map(identity));
+        let keys = std::iter::once(key).chain(former).map(Path::to_owned).collect();
+        Ok(Self { keys, directory: directory.to_owned(), first })
     }
 
     /// Whether a file is one of these, by whatever name or link it was opened.
@@ -158,8 +161,13 @@ impl Own {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         };
-        if self.first == Some(asked) || there(std::fs::metadata(&self.key))? {
+        if self.first.contains(&asked) {
             return Ok(true);
+        }
+        for key in &self.keys {
+            if there(std::fs::metadata(key))? {
+                return Ok(true);
+            }
         }
         for entry in std::fs::read_dir(&self.directory)? {
             if there(std::fs::symlink_metadata(entry?.path()))? {
@@ -191,7 +199,7 @@ mod tests {
         let key = dir.join("vault/vault.key");
         std::fs::write(&key, KEY).unwrap();
         std::fs::write(dir.join("vault/vault.db"), "DATABASE-CANARY").unwrap();
-        let own = Own::new(&key, &dir.join("vault")).unwrap();
+        let own = Own::new(&key, None, &dir.join("vault")).unwrap();
         Files::below(directories.iter().map(|name| dir.join(name)).collect(), own)
     }
 
@@ -288,7 +296,7 @@ mod tests {
         // A key that lies where secrets do, as credentials of systemd.
         std::fs::write(at("keys/proxyd-master"), KEY).unwrap();
         std::fs::write(at("keys/token"), "FILE-CANARY").unwrap();
-        files.own = Own::new(&at("keys/proxyd-master"), &at("vault")).unwrap();
+        files.own = Own::new(&at("keys/proxyd-master"), None, &at("vault")).unwrap();
         std::fs::hard_link(at("keys/proxyd-master"), at("own/key")).unwrap();
         std::fs::hard_link(at("vault/vault.db"), at("own/database")).unwrap();
         symlink("proxyd-master", at("keys/link")).unwrap();

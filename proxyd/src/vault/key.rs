@@ -182,7 +182,7 @@ impl KeySource {
     }
 }
 
-fn create_key_file(path: &Path) -> Result<(), VaultError> {
+pub(super) fn create_key_file(path: &Path) -> Result<(), VaultError> {
     let fault = |error: std::io::Error| {
         VaultError::Key(format!("cannot make the vault's key {}: {error}", path.display()))
     };

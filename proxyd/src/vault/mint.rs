@@ -251,7 +251,7 @@ impl Child {
         };
         let good_ms = u64::try_from(good.as_millis()).unwrap_or(u64::MAX);
         let values = std::iter::once(&kept.value).chain(&kept.before);
-        let answer = super::child::rendered(values, form, kept.serial, Some(good_ms))?;
+        let answer = super::render::rendered(values, form, kept.serial, Some(good_ms))?;
         if let Some((secret, _)) = key.stored() {
             self.store.used(secret, now())?;
         }

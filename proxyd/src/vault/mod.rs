@@ -20,6 +20,7 @@ mod known;
 mod mint;
 mod oauth;
 pub mod placeholder;
+mod rekey;
 mod remote;
 mod render;
 pub mod run;
@@ -155,7 +156,7 @@ impl Vault {
     pub fn start(
         exec: &SelfExec,
         state: &Path,
-        key: &KeySource,
+        (key, former): (&KeySource, Option<&KeySource>),
         (policies, secrets): (&Path, &[PathBuf]),
         (arguments, with_commands): (Vec<std::ffi::OsString>, bool),
     ) -> Result<(Vault, VaultFacts), VaultError> {
@@ -173,6 +174,9 @@ impl Vault {
             let mut command = exec.command("vault");
             let commands = commands.map(|number| number.to_string()).unwrap_or_default();
             command.arg(&directory).arg(key.to_argument()).arg(policies);
+            if let Some(former) = former {
+                command.arg(child::FORMER).arg(former.to_argument());
+            }
             command.arg(child::WITH_WORKER).arg(commands).args(secrets);
             command.arg(child::ARGUMENTS).args(&arguments);
             command
@@ -380,6 +384,11 @@ impl Vault {
             (Reply::Sealed { rows }, _) => Ok(rows),
             _ => Err(unexpected()),
         }
+    }
+
+    /// Replaces the key around the data key, where that is proxyd's own.
+    pub async fn rewrap(&self) -> Result<(), VaultError> {
+        self.connection.ask(&Request::Rewrap, &[]).await.map(drop)
     }
 
     /// What to search texts for, for these credentials. A credential without a secret adds nothing.

@@ -2,11 +2,14 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use policies::Inject;
 use zeroize::Zeroizing;
 
-use super::VaultError;
+use super::child::Answer;
 use super::secret::Secret;
-use super::wire::Form;
+use super::wire::{Form, Reply, Scope};
+use super::{VaultError, sigv4};
+use crate::scrub::forms;
 
 /// Where the value goes in a header template.
 const SLOT: &str = "{}";
@@ -56,6 +59,93 @@ fn check_header(value: &Secret) -> Result<(), VaultError> {
         )),
         false => Ok(()),
     }
+}
+
+/// The form in which a credential goes into a request.
+pub(super) fn form(inject: &Inject, scope: Option<Scope>) -> Result<Form, VaultError> {
+    Ok(match inject {
+        Inject::Bearer => Form::Template { template: "Bearer {}".into() },
+        Inject::Basic { user } => Form::Basic { user: user.clone() },
+        Inject::Header { template, .. } => Form::Template { template: template.clone() },
+        Inject::Query { .. } | Inject::Placeholder { .. } => Form::Bare,
+        Inject::AwsSigV4 { regions, services } => match scope {
+            Some(scope) if scope == Scope::none() => Form::SigV4(scope),
+            Some(scope)
+                if regions.contains(&scope.region)
+                    && services.contains(&scope.service)
+                    && is_near(&scope.date) =>
+            {
+                Form::SigV4(scope)
+            }
+            _ => return Err(VaultError::Refused("it signs nothing of that scope".into())),
+        },
+    })
+}
+
+/// Whether a scope's day is today, or begins or ended a moment ago: a key for a day to come would
+/// outlast what it was asked for.
+fn is_near(date: &str) -> bool {
+    let now = jiff::Timestamp::now();
+    let around = [-600, 0, 600].map(|seconds| now + jiff::SignedDuration::from_secs(seconds));
+    let day =
+        |at: jiff::Timestamp| at.to_zoned(jiff::tz::TimeZone::UTC).strftime("%Y%m%d").to_string();
+    around.map(day).iter().any(|day| day == date)
+}
+
+/// The first value in that form, and what finds any of them.
+pub(super) fn rendered<'a>(
+    values: impl IntoIterator<Item = &'a Secret>,
+    form: &Form,
+    serial: u64,
+    good_ms: Option<u64>,
+) -> Answer {
+    let mut parts = Vec::new();
+    let mut count = 0;
+    for value in values {
+        if parts.is_empty() {
+            parts = put_in(value, form)?;
+            count = parts.len();
+            add_needles(&mut parts, value, form)?;
+        } else {
+            // A former value that does not fit its use was never sent.
+            let _ = add_needles(&mut parts, value, form);
+        }
+    }
+    Ok((Reply::Rendered { values: count, serial, good_ms }, parts))
+}
+
+/// What goes into the request.
+fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
+    let Form::SigV4(Scope { date, region, service }) = form else {
+        return Ok(vec![render(value, form)?]);
+    };
+    let key = sigv4::parse(value)?;
+    Ok(vec![
+        sigv4::signing_key(key.secret, date, region, service),
+        Secret::concat(&[key.id]),
+        Secret::concat(&[key.session]),
+    ])
+}
+
+/// Every form of the value, and the rendered text where the value is not plain in it.
+pub(super) fn add_needles(
+    needles: &mut Vec<Secret>,
+    value: &Secret,
+    form: &Form,
+) -> Result<(), VaultError> {
+    if let Form::SigV4(_) = form {
+        // The secret key is in no request, so no answer can hold it: it stays here.
+        let key = sigv4::parse(value)?;
+        if !key.session.is_empty() {
+            needles.extend(forms(key.session));
+        }
+        return Ok(());
+    }
+    needles.extend(forms(value.expose_secret()));
+    if matches!(form, Form::Basic { .. }) {
+        needles.push(basic_token(value, form)?);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -130,7 +130,8 @@ impl Store {
         let data_key =
             unseal(wrapping.bytes(), &id, &["data key"], 0, &wrapped).ok_or_else(|| {
                 VaultError::Key(
-                    "cannot open the vault: the configured key is not the one it was made with"
+                    "cannot open the vault: the configured key is not the one it was made with; \
+                     where it replaces another one, name that as former-key in proxyd.toml"
                         .into(),
                 )
             })?;

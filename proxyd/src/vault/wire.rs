@@ -49,6 +49,8 @@ pub enum Request {
     Remove { name: String },
     /// → [`Reply::Sealed`]: everything is under a new data key.
     Rotate,
+    /// → [`Reply::Done`]: another key around the data key.
+    Rewrap,
     /// Part: the public key, DER. → [`Reply::Leaf`] with the certificate, DER.
     Leaf { authority: AuthorityId, host: String, life_seconds: u64 },
     /// Retires former authorities that are not used, and makes the next one where that is wanted

@@ -1,13 +1,16 @@
-//! A new data key: every row is sealed anew, in one step.
+//! A new data key: every row is sealed anew, in one step. Or another key around the data key.
 //!
 //! Whoever had the former data key (from a memory image, say) cannot read what is stored from then
-//! on. The key that wraps it stays the configured one. Placeholders stay too: sandboxes hold them.
+//! on. The key that wraps it stays. Placeholders stay too: sandboxes hold them. Which key wraps the
+//! data key is [`crate::vault::rekey`]'s to say.
 
 use rusqlite::params;
 use zeroize::Zeroizing;
 
-use super::{Kept, LockedKey, Secret, Store, VaultError, failed, seal, summary, unseal_row};
-use crate::vault::key::{KEY_BYTES, derive};
+use super::{
+    Kept, LockedKey, Secret, Store, VaultError, failed, seal, summary, unseal, unseal_row,
+};
+use crate::vault::key::{KEY_BYTES, Material, derive};
 use crate::vault::seal::fill;
 
 /// The place of the placeholders' key, once it no longer follows from the data key.
@@ -57,6 +60,39 @@ impl Store {
         let sealed = secrets.len() + tokens.len() + authorities.len();
         self.rows = rows;
         Ok(sealed as u64)
+    }
+
+    /// Wraps the data key in another key. On disk, and the former row wiped, when it returns; after
+    /// a crash either the new key opens the vault or the former one.
+    pub(in crate::vault) fn rewrap(&mut self, material: &Material) -> Result<(), VaultError> {
+        let data_key = self.data_key(&self.wrapping)?.ok_or_else(|| {
+            VaultError::Failed("a row of the vault was changed from outside: data key".into())
+        })?;
+        let wrapping = self.wrapping_key(material)?;
+        let place: &[&str] = &["data key"];
+        let wrapped = seal(wrapping.bytes(), &self.id, place, 0, data_key.expose_secret())?;
+        self.db.execute("UPDATE vault SET wrapped_key = ?1", [wrapped]).map_err(failed("write"))?;
+        self.wrapping = wrapping;
+        Ok(())
+    }
+
+    /// Whether this is what opens the vault.
+    pub(in crate::vault) fn is_wrapped_by(&self, material: &Material) -> Result<bool, VaultError> {
+        Ok(self.data_key(&self.wrapping_key(material)?)?.is_some())
+    }
+
+    fn wrapping_key(&self, material: &Material) -> Result<LockedKey, VaultError> {
+        let mut wrapping = LockedKey::new()?;
+        wrapping.bytes_mut().copy_from_slice(&*material.key(&self.id)?);
+        Ok(wrapping)
+    }
+
+    fn data_key(&self, wrapping: &LockedKey) -> Result<Option<Secret>, VaultError> {
+        let wrapped: Vec<u8> = self
+            .db
+            .query_row("SELECT wrapped_key FROM vault", [], |row| row.get(0))
+            .map_err(failed("read"))?;
+        Ok(unseal(wrapping.bytes(), &self.id, &["data key"], 0, &wrapped))
     }
 
     fn secrets(&self) -> Result<Vec<(String, u64, Vec<u8>)>, VaultError> {
