@@ -16,7 +16,7 @@ pub(crate) mod units;
 mod variables;
 
 pub use egress::split_url;
-pub use variables::is_ours as is_own_variable;
+pub use variables::{CA_BUNDLE_VARIABLES, CA_EXTRA_VARIABLES, is_ours as is_own_variable};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -42,7 +42,10 @@ pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};
 pub use egress::{ConnectDecision, Decision, EgressRequest, Permit, Scheme};
 pub use explain::explain;
-pub use file::{KEYS, is_own_variable, split_url, units::time as time_span};
+pub use file::{
+    CA_BUNDLE_VARIABLES, CA_EXTRA_VARIABLES, KEYS, is_own_variable, split_url,
+    units::time as time_span,
+};
 pub use host::{Host, HostError};
 pub use pattern::HostPattern;
 pub use policy::{Access, McpServer, Policy};

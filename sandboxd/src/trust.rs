@@ -9,6 +9,8 @@ pub mod java;
 pub mod pem;
 pub mod store;
 
+use policies::{CA_BUNDLE_VARIABLES, CA_EXTRA_VARIABLES};
+
 /// Where distributions keep the bundle of trusted certificates. The first that is there is the
 /// root's; all that are there show ours instead.
 pub const SYSTEM_BUNDLES: &[&str] = &[
@@ -56,27 +58,6 @@ pub const BUNDLE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// Variables for every command of a sandbox that can reach proxyd. policy(5) lists them.
 pub fn variables() -> Vec<(String, String)> {
-    /// These replace the runtime's store, so they name the merged bundle.
-    const REPLACE: &[&str] = &[
-        "SSL_CERT_FILE",
-        "REQUESTS_CA_BUNDLE",
-        "GIT_SSL_CAINFO",
-        "CURL_CA_BUNDLE",
-        "AWS_CA_BUNDLE",
-        "PIP_CERT",
-        "CARGO_HTTP_CAINFO",
-        // Of runtimes that have a list of their own, where they do not ask OpenSSL.
-        "PERL_LWP_SSL_CA_FILE",
-        "HEX_CACERTS_PATH",
-        "NIX_SSL_CERT_FILE",
-        "BUNDLE_SSL_CA_CERT",
-        "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
-        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
-        "HTTPLIB2_CA_CERTS",
-        "SYSTEM_CERTIFICATE_PATH",
-    ];
-    /// These add to it. Reading the whole bundle again would cost Node a fifth of its start.
-    const ADD: &[&str] = &["NODE_EXTRA_CA_CERTS", "DENO_CERT"];
     /// A prompt would wait for nobody; a remote by SSH cannot carry a credential that proxyd adds.
     const GIT: &[(&str, &str)] = &[
         ("url.https://.insteadOf", "ssh://git@"),
@@ -87,8 +68,8 @@ pub fn variables() -> Vec<(String, String)> {
     ];
     let own = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let mut variables: Vec<(String, String)> = Vec::new();
-    variables.extend(REPLACE.iter().map(|name| own(name, BUNDLE)));
-    variables.extend(ADD.iter().map(|name| own(name, OURS)));
+    variables.extend(CA_BUNDLE_VARIABLES.iter().map(|name| own(name, BUNDLE)));
+    variables.extend(CA_EXTRA_VARIABLES.iter().map(|name| own(name, OURS)));
     variables.push(own("GIT_TERMINAL_PROMPT", "0"));
     variables.push(own("GIT_CONFIG_COUNT", &GIT.len().to_string()));
     for (at, (key, value)) in GIT.iter().enumerate() {

@@ -8,8 +8,9 @@
 use super::is_variable;
 use super::reader::{Reader, Spanned};
 
-/// sandboxd's own, whatever a file says. A star stands for a number.
-const OURS: &[&str] = &[
+/// Variables that replace a runtime's store of trusted certificates: sandboxd has them name a
+/// bundle that holds the root's certificates and proxyd's.
+pub const CA_BUNDLE_VARIABLES: &[&str] = &[
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
     "GIT_SSL_CAINFO",
@@ -17,6 +18,7 @@ const OURS: &[&str] = &[
     "AWS_CA_BUNDLE",
     "PIP_CERT",
     "CARGO_HTTP_CAINFO",
+    // Of runtimes that have a list of their own, where they do not ask OpenSSL.
     "PERL_LWP_SSL_CA_FILE",
     "HEX_CACERTS_PATH",
     "NIX_SSL_CERT_FILE",
@@ -25,13 +27,15 @@ const OURS: &[&str] = &[
     "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
     "HTTPLIB2_CA_CERTS",
     "SYSTEM_CERTIFICATE_PATH",
-    "NODE_EXTRA_CA_CERTS",
-    "DENO_CERT",
-    "GIT_TERMINAL_PROMPT",
-    "GIT_CONFIG_COUNT",
-    "GIT_CONFIG_KEY_*",
-    "GIT_CONFIG_VALUE_*",
 ];
+
+/// Variables that add to it: sandboxd has them name proxyd's certificates. Reading the whole bundle
+/// again would cost Node a fifth of its start.
+pub const CA_EXTRA_VARIABLES: &[&str] = &["NODE_EXTRA_CA_CERTS", "DENO_CERT"];
+
+/// What sandboxd has git go by, whatever a file says. A star stands for a number.
+const GIT: &[&str] =
+    &["GIT_TERMINAL_PROMPT", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_*", "GIT_CONFIG_VALUE_*"];
 
 /// What programs go by before they do anything. A star stands for any ending.
 const NO_TOKENS: &[&str] = &[
@@ -55,7 +59,8 @@ const NO_TOKENS: &[&str] = &[
 
 /// Whether sandboxd sets a variable of that name in every sandbox, over what a policy says.
 pub fn is_ours(name: &str) -> bool {
-    OURS.iter().any(|ours| matches(ours, name))
+    let mut ours = [CA_BUNDLE_VARIABLES, CA_EXTRA_VARIABLES, GIT].into_iter().flatten();
+    ours.any(|ours| matches(ours, name))
 }
 
 fn matches(pattern: &str, name: &str) -> bool {
