@@ -168,6 +168,8 @@ pub enum Inject {
     Placeholder { places: Vec<Place> },
     /// Signs requests again that were signed with placeholders; both lists bound the scope.
     AwsSigV4 { regions: Vec<String>, services: Vec<String> },
+    /// Nothing is put in: the connection is opened with this certificate.
+    ClientCertificate,
 }
 
 /// When a credential takes the place of what the sandbox sent in its slot.
@@ -241,6 +243,11 @@ pub enum ClientAuth {
 }
 
 impl Credential {
+    /// Whether it is shown when the connection is opened, rather than put into requests.
+    pub fn is_certificate(&self) -> bool {
+        self.inject == Inject::ClientCertificate
+    }
+
     /// Whether another value may be had from others where an upstream refuses this one.
     pub fn is_replaceable(&self) -> bool {
         self.grant.is_some() || self.secret.is_remote()

@@ -79,7 +79,10 @@ pub(crate) struct Rule {
     pub paths: Vec<PathPattern>,
     pub git: Option<GitRule>,
     pub addresses: Vec<AddressRange>,
+    /// What is put into the request.
     pub credential: Option<Arc<Credential>>,
+    /// What the connection is opened with.
+    pub certificate: Option<Arc<Credential>>,
 }
 
 #[derive(Debug)]
@@ -176,7 +179,7 @@ impl Policy {
     /// The last word after a rule matched: the credential's own record must agree. Checking the
     /// file finds such clashes too; this holds even if that check is wrong.
     fn allow(&self, rule: &Arc<Rule>, request: &EgressRequest<'_>) -> Decision {
-        if let Some(credential) = &rule.credential {
+        for credential in rule.credentials() {
             if !credential.may_go_to(request.host) {
                 return Decision::Denied(denial::of_credential_host(
                     rule,
@@ -207,7 +210,11 @@ impl Rule {
         self.methods.is_some()
             || !self.paths.is_empty()
             || self.git.is_some()
-            || self.credential.is_some()
+            || self.credentials().next().is_some()
+    }
+
+    fn credentials(&self) -> impl Iterator<Item = &Arc<Credential>> {
+        self.credential.iter().chain(&self.certificate)
     }
 
     /// Whether one request matches, and if not, why.
@@ -255,6 +262,7 @@ impl Rule {
             git: None,
             addresses: mcp.addresses.clone(),
             credential: mcp.credential.clone(),
+            certificate: mcp.certificate.clone(),
         }
     }
 }
@@ -279,6 +287,17 @@ impl Permit {
     /// What to inject, if anything.
     pub fn credential(&self) -> Option<&Arc<Credential>> {
         self.rule.credential.as_ref()
+    }
+
+    /// The certificate to open the connection with, if any.
+    pub fn certificate(&self) -> Option<&Arc<Credential>> {
+        self.rule.certificate.as_ref()
+    }
+
+    /// The names of all that goes along, in words for a record.
+    pub fn carries(&self) -> Option<String> {
+        let names: Vec<&str> = self.rule.credentials().map(|own| own.name.as_str()).collect();
+        (!names.is_empty()).then(|| names.join(", "))
     }
 
     pub fn host(&self) -> &Host {
@@ -362,7 +381,7 @@ impl fmt::Display for Rule {
             let push = if git.push { "fetch and push" } else { "fetch" };
             write!(f, "; git {push} {}", join(&names))?;
         }
-        if let Some(credential) = &self.credential {
+        for credential in self.credentials() {
             write!(f, "; credential {}", credential.name)?;
         }
         Ok(())

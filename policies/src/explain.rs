@@ -49,9 +49,9 @@ pub fn explain(policy: &Policy, request: &EgressRequest<'_>) -> Explanation {
         .collect();
     match policy.decide(request) {
         Decision::Allowed(permit) => {
-            let credential = permit.credential().map_or_else(
+            let credential = permit.carries().map_or_else(
                 || ", no credential".to_owned(),
-                |credential| format!(", credential \"{}\"", credential.name),
+                |names| format!(", credential \"{}\"", names.replace(", ", "\", \"")),
             );
             let outcome = format!("allowed by {}{credential}", permit.rule());
             Explanation { steps, outcome, allowed: true, hint: None }

@@ -42,6 +42,8 @@ pub struct McpServer {
     /// The path of `url`, at least `/`.
     pub path: String,
     pub credential: Option<Arc<Credential>>,
+    /// What connections to it are opened with.
+    pub certificate: Option<Arc<Credential>>,
     /// The private ranges it may lie in.
     pub addresses: Vec<AddressRange>,
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use policies::{
-    ConnectDecision, Decision, DenialCode, EgressRequest, Host, HostPattern, Permit, Policy,
-    PolicySet, Scheme, explain,
+    ConnectDecision, Credential, Decision, DenialCode, EgressRequest, Host, HostPattern, Permit,
+    Policy, PolicySet, Scheme, explain,
 };
 
 const SAMPLE: &str = r#"
@@ -370,4 +370,46 @@ fn access_lists_admit_by_name_or_number() {
     assert!(!access.admits(7, Some("bob"), &[51], &["ops"]));
     assert!(!access.admits(0, Some("root"), &[0], &["root"]));
     assert!(sample().access.admits(7, None, &[], &[]));
+}
+
+#[test]
+fn a_rule_gives_a_certificate_and_what_goes_into_the_request_each_for_its_own_hosts() {
+    let text = r#"
+        [[egress.allow]]
+        hosts = ["both.example"]
+        credential = ["corp", "token"]
+        [[egress.allow]]
+        hosts = ["one.example"]
+        credential = "corp"
+        [mcp.tracker]
+        url = "https://both.example/mcp"
+        credential = ["token", "corp"]
+        [credentials.corp]
+        secret = "local:corp"
+        inject = { client-certificate = true }
+        hosts = ["both.example", "one.example"]
+        [credentials.token]
+        secret = "local:token"
+        inject = { bearer = true }
+        hosts = ["both.example"]
+    "#;
+    let policy = Arc::clone(set(text).environment("sample").unwrap());
+    let name = |credential: Option<&Arc<Credential>>| credential.map(|c| c.name.clone());
+    let both = allowed(&policy, "GET", "https://both.example/");
+    let one = allowed(&policy, "GET", "https://one.example/");
+    let mcp = allowed(&policy.for_mcp(), "POST", "https://both.example/mcp");
+
+    for (permit, put_in, shown, all) in [
+        (&both, Some("token"), "corp", "token, corp"),
+        (&one, None, "corp", "corp"),
+        (&mcp, Some("token"), "corp", "token, corp"),
+    ] {
+        assert_eq!(name(permit.credential()).as_deref(), put_in);
+        assert_eq!(name(permit.certificate()).as_deref(), Some(shown));
+        assert_eq!(permit.carries().as_deref(), Some(all));
+    }
+    // The connection is opened here, or there would be nothing to show the certificate on.
+    for host in [host("both.example"), host("one.example")] {
+        assert!(matches!(policy.at_connect(&host, 443), ConnectDecision::Inspect));
+    }
 }

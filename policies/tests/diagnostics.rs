@@ -200,15 +200,40 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ),
     ("secret = \"local:c\"", "secret = \"exec:op read\"", "a command is named"),
     ("secret = \"local:c\"", "secret = \"local:a b\"", "a secret's name"),
+    ("{ bearer = true }", "{ client-certificate = false }", "true or absent"),
     (
         "{ bearer = true }",
-        "{ client-certificate = true }",
-        "\"client-certificate\" is not supported",
+        "{ client-certificate = true, bearer = true }",
+        "exactly one of bearer, basic, header, query, placeholder, aws-sigv4, client-certificate\n",
     ),
     (
         "{ bearer = true }",
-        "{ bearer = true, query = \"k\" }",
-        "exactly one of bearer, basic, header, query, placeholder, aws-sigv4\n",
+        "{ client-certificate = true, oauth2 = { grant = \"client-credentials\", \
+         token-url = \"https://t.example/\", client-id = \"c\" } }",
+        "a token is no certificate",
+    ),
+    (
+        "inject = { bearer = true }",
+        "inject = { client-certificate = true }\nenv = \"T\"",
+        "nothing of a certificate stands in a request: \"env\"",
+    ),
+    (
+        "inject = { bearer = true }",
+        "inject = { client-certificate = true }\nwhen = \"absent\"",
+        "nothing of a certificate stands in a request: \"when\"",
+    ),
+    (
+        "inject = { bearer = true }",
+        "inject = { client-certificate = true }\nallow-plaintext = true",
+        "over TLS only",
+    ),
+    ("credential = \"c\"", "credential = [\"c\", \"c\"]", "one credential is put into"),
+    ("credential = \"c\"", "credential = [\"c\", \"d\"]", "credential \"d\" is not defined"),
+    (
+        "end",
+        "[credentials.d]\nsecret = \"local:c\"\ninject = { client-certificate = true }\n\
+         hosts = [\"a.example\"]\nend",
+        "\"c\" would put the key of certificate \"d\" into requests",
     ),
     ("{ bearer = true }", "{ query = \"a&b\" }", "a parameter's name"),
     ("{ bearer = true }", "{ oauth2 = {} }", "lacks \"token-url\""),

@@ -128,6 +128,9 @@ fn credential(
         let hint = "give it a name: env = \"TOKEN\"";
         reader.error_hint(&section.span_of("inject"), message, hint);
     }
+    if matches!(&inject, Some((Inject::ClientCertificate, _))) {
+        check_certificate(reader, section);
+    }
     let (secret, (inject, grant)) = (secret?, inject?);
     let rotates = grant.as_ref().is_some_and(|grant| grant.kind == GrantKind::RefreshToken);
     if rotates && secret.backend != Backend::Local {
@@ -149,6 +152,22 @@ fn credential(
         shape,
         allow_plaintext,
     })
+}
+
+/// A certificate is shown before any request is there, and never to a sandbox.
+fn check_certificate(reader: &mut Reader<'_>, section: &Section<'_>) {
+    for key in ["env", "shape", "when"] {
+        if section.has(key) {
+            let message = format!(
+                "nothing of a certificate stands in a request: \"{key}\" has no meaning for it"
+            );
+            reader.error_hint(&section.span_of(key), message, "leave it out");
+        }
+    }
+    if section.has("allow-plaintext") {
+        let message = "a certificate is shown over TLS only";
+        reader.error_hint(&section.span_of("allow-plaintext"), message, "leave it out");
+    }
 }
 
 fn env(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<String> {

@@ -1,12 +1,14 @@
 //! Reads `[[egress.allow]]` and `[mcp.NAME]`: what may leave.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::credentials::Credentials;
 use super::groups::Groups;
 use super::is_name;
 use super::reader::{Reader, Section, Span, Spanned};
 use crate::address::{AddressClass, AddressRange, always_forbidden, classify, sensitive};
+use crate::credential::Credential;
 use crate::egress::{GitRule, METHODS_FORBIDDEN, Rule, Scheme};
 use crate::host::Host;
 use crate::path::CanonicalPath;
@@ -23,34 +25,51 @@ const HTTPS: u16 = 443;
 const HTTP: u16 = 80;
 const DNS: u16 = 53;
 
-/// A rule as it stands in the file: its hosts with positions, its credential by name.
+/// A rule as it stands in the file: its hosts with positions, its credentials by name.
 pub(crate) struct RawRule {
     pub span: Span,
     pub hosts: Vec<Spanned<HostPattern>>,
-    pub credential: Option<Spanned<String>>,
-    /// Everything else; hosts and credential are filled in by [`RawRule::link`].
+    pub credentials: Vec<Spanned<String>>,
+    /// Everything else; hosts and credentials are filled in by [`RawRule::link`].
     pub rule: Rule,
 }
 
 /// An MCP server as it stands in the file.
 pub(crate) struct RawServer {
     pub name: String,
-    pub credential: Option<Spanned<String>>,
+    pub credentials: Vec<Spanned<String>>,
     pub server: McpServer,
+}
+
+/// The one that is put into requests, and the one that connections are opened with.
+type Linked = (Option<Arc<Credential>>, Option<Arc<Credential>>);
+
+fn linked(names: &[Spanned<String>], credentials: &Credentials) -> Linked {
+    let made = || names.iter().filter_map(|name| credentials.made(&name.value));
+    let first = |certificate| made().find(|made| made.is_certificate() == certificate).cloned();
+    (first(false), first(true))
+}
+
+/// One name, or a list of them.
+fn credentials(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<Spanned<String>> {
+    if !section.has("credential") || section.is_string("credential") {
+        return section.string(reader, "credential").into_iter().collect();
+    }
+    section.strings(reader, "credential").unwrap_or_default()
 }
 
 impl RawRule {
     pub fn link(self, credentials: &Credentials) -> Rule {
-        let credential = self.credential.and_then(|name| credentials.made(&name.value).cloned());
+        let (credential, certificate) = linked(&self.credentials, credentials);
         let hosts = self.hosts.into_iter().map(|host| host.value).collect();
-        Rule { hosts, credential, ..self.rule }
+        Rule { hosts, credential, certificate, ..self.rule }
     }
 }
 
 impl RawServer {
     pub fn link(self, credentials: &Credentials) -> (String, McpServer) {
-        let credential = self.credential.and_then(|name| credentials.made(&name.value).cloned());
-        (self.name, McpServer { credential, ..self.server })
+        let (credential, certificate) = linked(&self.credentials, credentials);
+        (self.name, McpServer { credential, certificate, ..self.server })
     }
 }
 
@@ -77,7 +96,7 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
     RawRule {
         span: section.span.clone(),
         hosts,
-        credential: section.string(reader, "credential"),
+        credentials: credentials(reader, section),
         rule: Rule {
             name: section.name.clone(),
             hosts: Vec::new(),
@@ -88,6 +107,7 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
             git,
             addresses: addresses(reader, section),
             credential: None,
+            certificate: None,
         },
     }
 }
@@ -252,7 +272,7 @@ pub(crate) fn read_mcp(reader: &mut Reader<'_>, top: &Section<'_>) -> Vec<RawSer
 
 fn server(reader: &mut Reader<'_>, name: &str, section: &Section<'_>) -> Option<RawServer> {
     section.check_keys(reader, MCP);
-    let credential = section.string(reader, "credential");
+    let credentials = credentials(reader, section);
     let addresses = addresses(reader, section);
     if !section.has("url") {
         section.lacks(reader, "url", "url = \"https://mcp.example.com/mcp\"");
@@ -274,9 +294,10 @@ fn server(reader: &mut Reader<'_>, name: &str, section: &Section<'_>) -> Option<
                 port,
                 path,
                 credential: None,
+                certificate: None,
                 addresses,
             };
-            Some(RawServer { name: name.to_owned(), credential, server })
+            Some(RawServer { name: name.to_owned(), credentials, server })
         }
     }
 }

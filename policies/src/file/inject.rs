@@ -4,14 +4,20 @@ use super::grants;
 use super::reader::{Reader, Section, Spanned};
 use crate::credential::{Grant, Inject, Place};
 
-pub(crate) const INJECT: &[&str] =
-    &["bearer", "basic", "header", "query", "placeholder", "aws-sigv4", "oauth2", "github-app"];
+pub(crate) const INJECT: &[&str] = &[
+    "bearer",
+    "basic",
+    "header",
+    "query",
+    "placeholder",
+    "aws-sigv4",
+    "client-certificate",
+    "oauth2",
+    "github-app",
+];
 pub(crate) const BASIC: &[&str] = &["user"];
 pub(crate) const HEADER: &[&str] = &["name", "template"];
 pub(crate) const SIGV4: &[&str] = &["regions", "services"];
-
-/// Kinds that the format reserves and this version does not have yet.
-const LATER: &[&str] = &["client-certificate"];
 
 const PLACES: &[(&str, Place)] = &[
     ("header", Place::Header),
@@ -53,12 +59,6 @@ pub(crate) fn read(
     }
     let table = section.section(reader, "inject")?;
     let keys: Vec<&str> = table.entries().map(|(key, ..)| key).collect();
-    if let Some(later) = keys.iter().find(|key| LATER.contains(key)) {
-        let message = format!("injection \"{later}\" is not supported by this version");
-        let hint = format!("supported: {}", INJECT.join(", "));
-        reader.error_hint(&table.span_of(later), message, hint);
-        return None;
-    }
     table.check_keys(reader, INJECT);
     let (grants, places): (Vec<&str>, Vec<&str>) =
         keys.iter().partition(|key| TOKENS.contains(key));
@@ -80,8 +80,16 @@ pub(crate) fn read(
         None => Some(Inject::Bearer),
         Some(place) => place_of(reader, &table, place),
     };
-    if grant.is_some() && matches!(inject, Some(Inject::AwsSigV4 { .. })) {
-        reader.error(&table.span, "a token signs no request: \"aws-sigv4\" stands alone");
+    let message = match inject {
+        _ if grant.is_none() => "",
+        Some(Inject::AwsSigV4 { .. }) => "a token signs no request: \"aws-sigv4\" stands alone",
+        Some(Inject::ClientCertificate) => {
+            "a token is no certificate: \"client-certificate\" stands alone"
+        }
+        _ => "",
+    };
+    if !message.is_empty() {
+        reader.error(&table.span, message);
     }
     match grant {
         Some(None) => None,
@@ -92,7 +100,8 @@ pub(crate) fn read(
 
 fn place_of(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str) -> Option<Inject> {
     match kind {
-        "bearer" => bearer(reader, table),
+        "bearer" => on(reader, table, kind, Inject::Bearer),
+        "client-certificate" => on(reader, table, kind, Inject::ClientCertificate),
         "basic" => basic(reader, table),
         "header" => header(reader, table),
         "query" => query(reader, table),
@@ -102,12 +111,12 @@ fn place_of(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str) -> Option<
     }
 }
 
-fn bearer(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {
-    let on = table.boolean(reader, "bearer")?;
+fn on(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str, inject: Inject) -> Option<Inject> {
+    let on = table.boolean(reader, kind)?;
     if !on {
-        reader.error(&table.span_of("bearer"), "\"bearer\" is true or absent");
+        reader.error(&table.span_of(kind), format!("\"{kind}\" is true or absent"));
     }
-    on.then_some(Inject::Bearer)
+    on.then_some(inject)
 }
 
 fn basic(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {

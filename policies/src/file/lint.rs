@@ -18,24 +18,27 @@ pub(crate) fn check(
 ) {
     let mut used = BTreeSet::new();
     for rule in rules {
-        let Some(name) = &rule.credential else { continue };
-        used.insert(name.value.as_str());
-        if let Some(named) = credentials.require(reader, name) {
+        for name in &rule.credentials {
+            used.insert(name.value.as_str());
+            let Some(named) = credentials.require(reader, name) else { continue };
             for host in &rule.hosts {
                 check_host(reader, name, named, &host.value, &host.span);
             }
             check_plaintext(reader, name, named, rule.rule.plaintext);
         }
+        check_pair(reader, &rule.credentials, credentials);
     }
     for server in servers {
-        let Some(name) = &server.credential else { continue };
-        used.insert(name.value.as_str());
-        if let Some(named) = credentials.require(reader, name) {
+        for name in &server.credentials {
+            used.insert(name.value.as_str());
+            let Some(named) = credentials.require(reader, name) else { continue };
             let host = HostPattern::Exact(server.server.host.clone());
             check_host(reader, name, named, &host, &name.span);
             check_plaintext(reader, name, named, server.server.scheme == Scheme::Http);
         }
+        check_pair(reader, &server.credentials, credentials);
     }
+    check_keys_stay(reader, credentials);
     // A name that is not defined is a misspelt one; what it was meant for is not unused.
     let misspelt = used.iter().any(|name| credentials.get(name).is_none());
     for (name, named) in credentials.iter().filter(|(name, _)| !misspelt && !used.contains(name)) {
@@ -77,6 +80,39 @@ fn check_host(
     reader.error_hint(span, message, hint);
 }
 
+/// One place of a request, one connection: of each kind there is one credential.
+fn check_pair(reader: &mut Reader<'_>, names: &[Spanned<String>], credentials: &Credentials) {
+    let mut seen = [false; 2];
+    for name in names {
+        let Some(made) = credentials.made(&name.value) else { continue };
+        if std::mem::replace(&mut seen[usize::from(made.is_certificate())], true) {
+            let message = match made.is_certificate() {
+                true => "a connection is opened with one certificate",
+                false => "one credential is put into a request",
+            };
+            let hint = "a list holds at most two: one credential that is put into requests, and \
+                        one with inject = { client-certificate = true }";
+            reader.error_hint(&name.span, message, hint);
+        }
+    }
+}
+
+/// A certificate's key never leaves the vault; another credential must not hand it out.
+fn check_keys_stay(reader: &mut Reader<'_>, credentials: &Credentials) {
+    let made = || credentials.iter().filter_map(|(_, named)| Some((named, named.made.as_ref()?)));
+    for (named, credential) in made().filter(|(_, credential)| !credential.is_certificate()) {
+        let other =
+            made().find(|(_, other)| other.is_certificate() && other.secret == credential.secret);
+        if let Some((_, other)) = other {
+            let message = format!(
+                "credential \"{}\" would put the key of certificate \"{}\" into requests",
+                credential.name, other.name
+            );
+            reader.error_hint(&named.span, message, "the secret of a certificate is for it alone");
+        }
+    }
+}
+
 /// Over plain HTTP anybody on the way can read the credential; both sides must want that.
 fn check_plaintext(
     reader: &mut Reader<'_>,
@@ -86,7 +122,10 @@ fn check_plaintext(
 ) {
     if plaintext && named.made.as_ref().is_some_and(|credential| !credential.allow_plaintext) {
         let message = format!("credential \"{}\" may not go over plain http", name.value);
-        let hint = "use https, or set allow-plaintext = true at the credential";
+        let hint = match named.made.as_ref().is_some_and(|made| made.is_certificate()) {
+            true => "use https: there is no certificate without TLS",
+            false => "use https, or set allow-plaintext = true at the credential",
+        };
         reader.error_hint(&name.span, message, hint);
     }
 }
@@ -127,7 +166,7 @@ fn check_reach(reader: &mut Reader<'_>, rule: &RawRule, earlier: &[RawRule]) {
         format!("{} never decides: {} takes its requests", rule.rule.name, other.rule.name);
     let hint = "the first rule that matches wins: put the narrower one first";
     // The credential is not linked yet, so it is asked for by name.
-    if rule.rule.inspects() || rule.credential.is_some() {
+    if rule.rule.inspects() || !rule.credentials.is_empty() {
         reader.error_hint(&rule.span, message, hint);
     } else {
         reader.warn(&rule.span, message, hint);

@@ -19,7 +19,7 @@ pub mod chunks;
 mod header;
 mod placeholder;
 mod query;
-mod sigv4;
+pub(crate) mod sigv4;
 mod slot;
 mod stray;
 
@@ -145,9 +145,14 @@ impl InjectError {
                 "a placeholder works only at the hosts and in the places that its credential names"
                     .into(),
             ),
-            Self::NeedsLogin { secret, .. } => {
-                Some(format!("an operator logs in and stores it: cleanhands secret set {secret}"))
-            }
+            Self::NeedsLogin { secret, .. } => Some(match secret.strip_prefix("local:") {
+                Some(name) => {
+                    format!("an operator logs in and stores it: cleanhands secret set {name}")
+                }
+                None => {
+                    format!("an operator lets proxyd have {secret}: cleanhands secret list")
+                }
+            }),
             Self::Unsigned { .. } => {
                 Some("sign with the keys that this sandbox's environment holds".into())
             }
@@ -166,7 +171,7 @@ impl InjectError {
             VaultError::Missing(secret) => Self::Missing { credential: name, secret },
             VaultError::Refused(reason) => Self::Refused { credential: name, reason },
             VaultError::NeedsLogin(reason) => {
-                let secret = credential.secret.path.clone();
+                let secret = credential.secret.to_string();
                 Self::NeedsLogin { credential: name, secret, reason }
             }
             other => Self::Vault(other),
@@ -314,6 +319,8 @@ fn put(
         }
         // Signed in `aws`, by what the request says of itself.
         Inject::AwsSigV4 { .. } => {}
+        // Shown when the connection is opened.
+        Inject::ClientCertificate => {}
     }
     Ok(())
 }

@@ -79,6 +79,9 @@ pub(super) fn form(inject: &Inject, scope: Option<Scope>) -> Result<Form, VaultE
             }
             _ => return Err(VaultError::Refused("it signs nothing of that scope".into())),
         },
+        Inject::ClientCertificate => {
+            return Err(VaultError::Refused("a certificate goes into no request".into()));
+        }
     })
 }
 
