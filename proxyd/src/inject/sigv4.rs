@@ -165,7 +165,7 @@ pub(super) fn content(head: &RequestHead, asked: &Asked) -> Result<Content, Reas
 }
 
 /// What the vault gave for one request.
-pub(super) struct Key<'a> {
+pub(crate) struct Key<'a> {
     pub signing: &'a [u8],
     pub id: &'a [u8],
     pub session: &'a [u8],
@@ -212,6 +212,19 @@ pub(super) fn sign(
             Some(Signer { key, stamp, scope, last, trailer })
         }
     }
+}
+
+/// Signs a request of proxyd's own, whose body is whole.
+pub(crate) fn sign_own(
+    head: &mut RequestHead,
+    (region, service): (&str, &str),
+    key: &Key<'_>,
+    body: &[u8],
+    now: jiff::Timestamp,
+) {
+    let [region, service] = [region, service].map(str::to_owned);
+    let asked = Asked { key_id: String::new(), region, service, presigned: None };
+    sign(head, &asked, key, Some(body), now);
 }
 
 fn in_header(
@@ -388,7 +401,7 @@ pub(super) fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-pub(super) fn stamp(now: jiff::Timestamp) -> String {
+pub(crate) fn stamp(now: jiff::Timestamp) -> String {
     now.to_zoned(jiff::tz::TimeZone::UTC).strftime("%Y%m%dT%H%M%SZ").to_string()
 }
 
