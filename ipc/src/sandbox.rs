@@ -64,6 +64,9 @@ pub struct Receipt {
     /// What the call used, where it ran.
     #[serde(default)]
     pub usage: Option<Usage>,
+    /// Why it failed, where it was a limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits_reached: Vec<Limit>,
     /// Where the whole output lies, as the sandbox sees it, when `content` holds a part only.
     pub spill: Option<String>,
     /// RFC 3339, milliseconds.
@@ -83,9 +86,33 @@ pub struct Usage {
     /// Time of processors, user's and system's. To about ten milliseconds for what still runs or
     /// was waited for by the shell.
     pub cpu_us: u64,
-    /// The largest process of a file call. None for a command: its processes are the shell's, and
-    /// the kernel keeps only the largest of a shell's whole life.
+    /// Of a file call, its largest process. Of a command, the most that the processes begun in the
+    /// call had in memory together when they were looked at, four times a second; none, where the
+    /// command was over before the first look.
     pub memory_peak_bytes: Option<u64>,
+    /// Read from disks, and written to them: what the kernel counts for each process, so not what
+    /// a cache or a file system in memory answered. What a process wrote that its parent left behind
+    /// counts while it lives. None where the shell is gone, or the kernel does not count.
+    #[serde(default)]
+    pub disk_read_bytes: Option<u64>,
+    #[serde(default)]
+    pub disk_written_bytes: Option<u64>,
+}
+
+/// A limit of the sandbox that a call which failed had reached, as far as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// The kernel ended a process for want of memory: only where a control group limits it.
+    Memory,
+    /// As many processes and threads as there may be.
+    Processes,
+    /// A file system that commands write was full, or the workspace at its limit.
+    Disk,
+    /// A file would have been longer than one may be.
+    FileSize,
+    /// The call's time was over.
+    Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,11 +15,11 @@ use tokio::io::unix::AsyncFd;
 
 use crate::plan::Mount;
 use crate::zygote::OwnId;
-use crate::zygote::cgroup::oom_kills;
+use crate::zygote::cgroup::{oom_kills, processes_refused};
 use crate::zygote::memory;
 use crate::zygote::message::{Failure, Order, Program, Progress, Report};
 
-pub use running::{ExitOf, Running};
+pub use running::{ExitOf, Peak, Running};
 
 /// Largest request or answer of a file call: an image to be shown to a model has a fifth of this.
 pub const CALL_BYTES_MAX: usize = 32 * 1024 * 1024;
@@ -35,6 +35,8 @@ pub struct Cell {
     uid: u32,
     /// `memory.events` of its control group, where it has one.
     memory: Option<OwnedFd>,
+    /// And its `pids.events`.
+    processes: Option<OwnedFd>,
     egress: Vec<(Descriptor, OwnedFd)>,
     layers: Vec<Layer>,
     bundle: Option<OwnedFd>,
@@ -49,6 +51,7 @@ pub(crate) struct FirstProcess {
     pub uid: u32,
     pub pidfd: OwnedFd,
     pub memory: Option<OwnedFd>,
+    pub processes: Option<OwnedFd>,
 }
 
 /// A cell that was asked to enter its workspace.
@@ -132,10 +135,10 @@ impl CellError {
 
 impl Cell {
     pub(crate) fn new(channel: Channel, first: FirstProcess, id: OwnId) -> std::io::Result<Self> {
-        let FirstProcess { pid, uid, pidfd, memory } = first;
+        let FirstProcess { pid, uid, pidfd, memory, processes } = first;
         let pidfd = watched(pidfd)?;
         let (egress, layers, bundle) = (Vec::new(), Vec::new(), None);
-        Ok(Self { channel, pidfd, pid, uid, memory, egress, layers, bundle, _id: id })
+        Ok(Self { channel, pidfd, pid, uid, memory, processes, egress, layers, bundle, _id: id })
     }
 
     /// Waits for the sockets that are the way out, which are the first thing made.
@@ -222,10 +225,13 @@ impl Cell {
     /// How often a process of this cell was killed because all together had reached the memory
     /// limit. Always 0 where there is no control group: then an allocation fails instead.
     pub fn oom_kills(&self) -> u64 {
-        let Some(events) = &self.memory else { return 0 };
-        let mut text = [0u8; 1024];
-        let read = rustix::io::pread(events, &mut text, 0).unwrap_or(0);
-        oom_kills(&String::from_utf8_lossy(&text[..read]))
+        self.memory.as_ref().map_or(0, |events| oom_kills(&events_in(events)))
+    }
+
+    /// How often all together had so many processes that another could not be made. None where
+    /// there is no control group to count it.
+    pub fn processes_refused(&self) -> Option<u64> {
+        self.processes.as_ref().map(|events| processes_refused(&events_in(events)))
     }
 
     /// Starts a command with `fds` as its descriptors 0, 1, 2, and so on (at most
@@ -277,7 +283,8 @@ impl Cell {
             std::io::ErrorKind::FileTooLarge => CellError::TooLong,
             _ => CellError::Io(error),
         })?;
-        Ok((answer, Usage { cpu_us: exit.cpu_us, memory_peak_bytes: Some(exit.maxrss_bytes) }))
+        let memory_peak_bytes = Some(exit.maxrss_bytes);
+        Ok((answer, Usage { cpu_us: exit.cpu_us, memory_peak_bytes, ..Usage::default() }))
     }
 
     /// Has commands trust proxyd's certificates too, instead of those of the last time. They see
@@ -325,6 +332,12 @@ impl Drop for Cell {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+fn events_in(file: &OwnedFd) -> String {
+    let mut text = [0u8; 1024];
+    let read = rustix::io::pread(file, &mut text, 0).unwrap_or(0);
+    String::from_utf8_lossy(&text[..read]).into_owned()
 }
 
 /// Registers a pidfd with the runtime.

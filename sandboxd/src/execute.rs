@@ -19,6 +19,8 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::cell::Peak;
+use crate::exhausted::Counted;
 use crate::journal::{Admitted, Fenced, Journal, JournalError, Record, Start};
 use crate::owner::Owners;
 use crate::plan::WORKSPACE;
@@ -278,7 +280,8 @@ impl Service {
         let _ = call.sandbox.set(sandbox.id.clone());
         sandbox.lease().call_started(&call.request.call).await;
         let timeout = sandbox.table.tool_timeout;
-        let kills = sandbox.cell.oom_kills();
+        let counted = Counted::now(&sandbox.cell);
+        let mut peak = Peak::default();
         let mut receipt = self.receipt(call, Outcome::Finished, tools::NO_OUTPUT);
         match (tool, seat.shell) {
             (Tool::Bash(input), Some(mut shell)) => {
@@ -296,7 +299,10 @@ impl Service {
                     () = sandbox.gone.cancelled() => None,
                 };
                 match ran {
-                    Some(ran) => receipt::fill_from_command(&mut receipt, ran),
+                    Some(mut ran) => {
+                        peak = std::mem::take(&mut ran.peak);
+                        receipt::fill_from_command(&mut receipt, ran);
+                    }
                     None => receipt::lose(&mut receipt),
                 }
             }
@@ -316,9 +322,7 @@ impl Service {
         if receipt.outcome == Outcome::OutcomeUnknown {
             sandbox.close();
         }
-        if sandbox.cell.oom_kills() > kills {
-            receipt::out_of_memory(&mut receipt, sandbox.table.memory_bytes);
-        }
+        counted.tell(&mut receipt, &sandbox.cell, &peak, &sandbox.table);
         // What it waits for from here on is not its own.
         receipt.duration_ms = millis(call.begun.elapsed());
         let ended = receipt.exit_code.is_some() || receipt.outcome == Outcome::TimedOut;

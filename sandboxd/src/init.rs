@@ -34,6 +34,7 @@ mod netlink;
 mod network;
 mod nftables;
 pub mod root;
+pub mod sample;
 mod spare;
 mod tree;
 mod trust;

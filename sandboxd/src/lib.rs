@@ -16,6 +16,7 @@ pub mod control;
 pub mod environments;
 pub mod exec;
 pub mod execute;
+pub mod exhausted;
 pub mod journal;
 pub mod lease;
 pub mod output;

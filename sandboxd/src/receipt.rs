@@ -39,6 +39,7 @@ pub fn blank(
         output_bytes: 0,
         spill: None,
         usage: None,
+        limits_reached: Vec::new(),
         started_at: started_at.to_owned(),
         duration_ms: 0,
         provision_us: None,
@@ -67,31 +68,6 @@ pub fn lose(receipt: &mut Receipt) {
     state(receipt, Outcome::OutcomeUnknown, LOST);
 }
 
-/// While the call ran, the kernel ended a process of its sandbox for want of memory. A command that
-/// succeeded nevertheless (a build that tried again with less) has coped by itself.
-pub fn out_of_memory(receipt: &mut Receipt, limit_bytes: u64) {
-    let limit = size(limit_bytes);
-    match receipt.outcome {
-        Outcome::OutcomeUnknown => {
-            let text = format!(
-                "sandbox ended before the command finished: memory limit {limit}; the workspace \
-                 is kept"
-            );
-            state(receipt, Outcome::OutOfMemory, &text);
-        }
-        Outcome::Finished | Outcome::TimedOut if receipt.is_error => {
-            let tool = &receipt.tool;
-            let notice = format!("{tool}: a process was ended for want of memory: limit {limit}");
-            receipt.outcome = Outcome::OutOfMemory;
-            match receipt.content.first_mut() {
-                Some(Content::Text { text }) => *text = format!("{notice}\n{text}"),
-                _ => receipt.content.insert(0, files::text(notice)),
-            }
-        }
-        _ => {}
-    }
-}
-
 /// A command failed, and requests of its were refused, failed or were given up while it ran. Not
 /// every client says so.
 pub fn add_refusals(receipt: &mut Receipt, lines: &[String]) {
@@ -101,14 +77,6 @@ pub fn add_refusals(receipt: &mut Receipt, lines: &[String]) {
     let list: String = lines.iter().map(|line| format!("\n- {line}")).collect();
     let notice = format!("{}: while it ran, its requests ended so:{list}", receipt.tool);
     receipt.content.push(files::text(notice));
-}
-
-/// `512 MiB`, `2 GiB`.
-fn size(bytes: u64) -> String {
-    match bytes {
-        b if b >= 1 << 30 && b % (1 << 30) == 0 => format!("{} GiB", b >> 30),
-        b => format!("{} MiB", b >> 20),
-    }
 }
 
 /// Everything that a command in the shell gave.
@@ -145,33 +113,6 @@ pub fn millis(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn want_of_memory_is_told_unless_the_command_coped() {
-        let unknown = "sandbox ended before the command finished: memory limit 512 MiB; the \
-                       workspace is kept";
-        let killed = "bash: a process was ended for want of memory: limit 512 MiB\nsaid";
-        let table = [
-            (Outcome::OutcomeUnknown, true, Outcome::OutOfMemory, unknown),
-            (Outcome::Finished, true, Outcome::OutOfMemory, killed),
-            (Outcome::TimedOut, true, Outcome::OutOfMemory, killed),
-            (Outcome::Finished, false, Outcome::Finished, "said"),
-            (Outcome::Cancelled, true, Outcome::Cancelled, "said"),
-            (Outcome::Refused, true, Outcome::Refused, "said"),
-        ];
-        for (outcome, is_error, expected, text) in table {
-            let call = CallId::random();
-            let mut receipt = blank(&call, &SessionId::random(), "bash", "", "");
-            state(&mut receipt, outcome, "said");
-            receipt.is_error = is_error;
-
-            out_of_memory(&mut receipt, 512 << 20);
-
-            let told = (receipt.outcome, receipt.content);
-            assert_eq!(told, (expected, vec![files::text(text)]), "{outcome:?}");
-        }
-        assert_eq!((size(2 << 30), size(1536 << 20)), ("2 GiB".into(), "1536 MiB".into()));
-    }
 
     #[test]
     fn times_are_rfc_3339_with_milliseconds() {

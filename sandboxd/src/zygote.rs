@@ -171,7 +171,8 @@ fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failur
     ids::map(cloned.pid, make.uid).map_err(failed("id map"))?;
     let progress = Progress::Cloned { pid: cloned.pid.as_raw_nonzero().get().cast_unsigned(), uid };
     let mut fds = vec![cloned.pidfd.as_fd()];
-    fds.extend(group.as_ref().map(|group| group.events.as_fd()));
+    let events = group.iter().flat_map(|group| [group.events.as_fd(), group.refused.as_fd()]);
+    fds.extend(events);
     if ipc::fd::send(cell, &progress, &fds).is_ok() {
         rustix::io::write(&tell, b"+").map_err(kernel("pipe"))?;
     }

@@ -195,6 +195,7 @@ fn receipt(call: &Execute, journal: &str, outcome: Outcome, text: &str) -> Recei
         output_bytes: text.len() as u64,
         spill: None,
         usage: None,
+        limits_reached: Vec::new(),
         started_at: "2026-01-01T00:00:00.000Z".into(),
         duration_ms: 1,
         provision_us: Some(2000),

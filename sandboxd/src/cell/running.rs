@@ -2,6 +2,7 @@
 //!
 //! One task reads what the command's guard reports; everybody else watches what it has learned.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::CellError;
-use crate::zygote::message::{Control, Report};
+use crate::zygote::message::{Control, Report, Sample};
 
 /// A guard gives up after five seconds; one that says nothing was stopped or killed.
 const SWEPT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,6 +21,7 @@ const SWEPT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Running {
     channel: Arc<Channel>,
     known: watch::Receiver<Known>,
+    learn: Arc<watch::Sender<Known>>,
     reader: JoinHandle<()>,
 }
 
@@ -33,14 +35,24 @@ pub struct ExitOf {
     pub cpu_us: u64,
 }
 
+/// The most that was seen since [`Running::begin`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    pub resident_bytes: u64,
+    pub tasks: u64,
+    pub full: BTreeSet<String>,
+}
+
 /// What the guard has said so far.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Known {
     exit: Option<ExitOf>,
     sweeps: u64,
-    used_us: u64,
-    /// How often that was said.
-    used_told: u64,
+    sample: Sample,
+    peak: Peak,
+    /// How often a sample was asked for, and said.
+    asked: u64,
+    told: u64,
     /// The guard is gone: nothing more will be known.
     lost: bool,
 }
@@ -55,8 +67,9 @@ impl Running {
         }
         let channel = Arc::new(channel);
         let (learn, known) = watch::channel(Known::default());
-        let reader = tokio::spawn(read(channel.clone(), learn));
-        Ok(Self { channel, known, reader })
+        let learn = Arc::new(learn);
+        let reader = tokio::spawn(read(channel.clone(), learn.clone()));
+        Ok(Self { channel, known, learn, reader })
     }
 
     /// Waits for the command itself; what it left in the background lives on until
@@ -92,15 +105,35 @@ impl Running {
         }
     }
 
-    /// Processor time, in microseconds, that the command and all that descends from it have used so
-    /// far.
-    pub async fn used_us(&self) -> Result<u64, CellError> {
-        let before = self.known.borrow().used_told;
-        self.say(Control::Usage).await?;
+    /// Forgets what was seen so far.
+    pub fn begin(&self) {
+        self.learn.send_modify(|known| known.peak = Peak::default());
+    }
+
+    pub fn peak(&self) -> Peak {
+        self.known.borrow().peak.clone()
+    }
+
+    /// Has the guard look what is used, unless it has yet to answer. `since`: see [`Sample`].
+    pub async fn look(&self, since: u64) -> Result<(), CellError> {
+        if self.known.borrow().asked > self.known.borrow().told {
+            return Ok(());
+        }
+        self.learn.send_modify(|known| known.asked += 1);
+        self.say(Control::Usage { since }).await
+    }
+
+    /// What is used now, at the latest look that was asked for before or by this.
+    pub async fn sample(&self, since: u64) -> Result<Sample, CellError> {
+        let asked = {
+            self.learn.send_modify(|known| known.asked += 1);
+            self.known.borrow().asked
+        };
+        self.say(Control::Usage { since }).await?;
         let mut known = self.known.clone();
-        let told = known.wait_for(|known| known.used_told > before || known.lost);
+        let told = known.wait_for(|known| known.told >= asked || known.lost);
         match tokio::time::timeout(SWEPT_TIMEOUT, told).await {
-            Ok(Ok(known)) if known.used_told > before => Ok(known.used_us),
+            Ok(Ok(known)) if known.told >= asked => Ok(known.sample.clone()),
             _ => Err(CellError::Lost),
         }
     }
@@ -110,17 +143,24 @@ impl Running {
     }
 }
 
-async fn read(channel: Arc<Channel>, learn: watch::Sender<Known>) {
+impl Known {
+    fn saw(&mut self, sample: Sample) {
+        self.peak.resident_bytes = self.peak.resident_bytes.max(sample.resident_bytes);
+        self.peak.tasks = self.peak.tasks.max(sample.tasks);
+        self.peak.full.extend(sample.full.iter().cloned());
+        self.sample = sample;
+        self.told += 1;
+    }
+}
+
+async fn read(channel: Arc<Channel>, learn: Arc<watch::Sender<Known>>) {
     loop {
         match channel.receive().await {
             Ok((Report::Exited { code, signal, maxrss_bytes, cpu_us }, _)) => {
                 let exit = ExitOf { code, signal, maxrss_bytes, cpu_us };
                 learn.send_modify(|known| known.exit = Some(exit));
             }
-            Ok((Report::Used { cpu_us }, _)) => learn.send_modify(|known| {
-                known.used_us = cpu_us;
-                known.used_told += 1;
-            }),
+            Ok((Report::Used(sample), _)) => learn.send_modify(|known| known.saw(sample)),
             Ok((Report::Swept, _)) => learn.send_modify(|known| known.sweeps += 1),
             Ok(_) => {}
             Err(_) => {

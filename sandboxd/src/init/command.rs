@@ -17,7 +17,8 @@ use rustix::process::{Pid, Signal};
 
 use super::confine::{Broken, Confinement};
 use super::failure;
-use super::tree::{sweep, used_us};
+use super::sample;
+use super::tree::sweep;
 use crate::cell::CALL_BYTES_MAX;
 use crate::sys::descriptors::{place, placed};
 use crate::sys::process::{
@@ -135,9 +136,9 @@ fn serve(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Re
             }
             Ok(true)
         }
-        Ok((Control::Usage, _)) => {
-            let cpu_us = used_us().map_err(Broken::at("usage"))?;
-            let _ = ipc::fd::send(socket, &Report::Used { cpu_us }, &[]);
+        Ok((Control::Usage { since }, _)) => {
+            let sample = sample::take(since).map_err(Broken::at("usage"))?;
+            let _ = ipc::fd::send(socket, &Report::Used(sample), &[]);
             Ok(true)
         }
         Ok((Control::Kill, _)) => {

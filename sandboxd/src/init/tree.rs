@@ -12,11 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::sys::process::{Ended, Reaped, ended_children_us, reap};
-
-/// The unit of times in `/proc`, whatever the kernel's own: `USER_HZ` of every architecture that we
-/// run on.
-const TICKS_PER_SECOND: u64 = 100;
+use crate::sys::process::{Ended, Reaped, reap};
 
 /// Looks before the killing begins anyway.
 const STOP_ROUNDS_MAX: usize = 50;
@@ -66,27 +62,6 @@ fn signal(pid: i32, signal: Signal) {
     }
 }
 
-/// Processor time, in microseconds, that all that descends from the calling process has used so
-/// far.
-pub fn used_us() -> std::io::Result<u64> {
-    // Those that this process has waited for, and those that they had waited for.
-    let mut sum = ended_children_us();
-    for pid in descendants(rustix::process::getpid())? {
-        // One may end meanwhile; whoever waited for it has its times then.
-        let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else { continue };
-        sum += ticks_of(&stat).unwrap_or(0) * (1_000_000 / TICKS_PER_SECOND);
-    }
-    Ok(sum)
-}
-
-/// Fields 14 to 17 of proc_pid_stat(5): its own times, and those of whom it waited for.
-fn ticks_of(stat: &[u8]) -> Option<u64> {
-    let end = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
-    let fields = rest.split_ascii_whitespace().skip(11).take(4);
-    Some(fields.filter_map(|field| field.parse::<u64>().ok()).sum())
-}
-
 fn descendants(root: Pid) -> std::io::Result<Vec<i32>> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -127,12 +102,5 @@ mod tests {
         assert_eq!(parent_of(b"7 (a\n\xff) Z 1 7"), Some(1));
         assert_eq!(parent_of(b""), None);
         assert_eq!(parent_of(b"7 (sh)"), None);
-    }
-
-    #[test]
-    fn times_are_those_of_the_process_and_of_whom_it_waited_for() {
-        let stat = b"7 (a) b) S 3 7 7 0 -1 4194304 1 2 3 4 10 20 300 4000 20 0 1 0 55";
-
-        assert_eq!(ticks_of(stat), Some(4330));
     }
 }

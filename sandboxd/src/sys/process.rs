@@ -150,6 +150,13 @@ pub fn ended_children_us() -> u64 {
     micros(usage.ru_utime) + micros(usage.ru_stime)
 }
 
+/// The unit in which the kernel counts memory.
+pub fn page_bytes() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).unwrap_or(4096)
+}
+
 fn micros(time: libc::timeval) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000 + time.tv_usec.cast_unsigned()
 }

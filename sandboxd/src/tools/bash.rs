@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::files::{Action, Request, decode_reply};
 use super::shell::{Ending, Shell};
 use super::{NO_OUTPUT, spill};
-use crate::cell::{Cell, ExitOf};
+use crate::cell::{Cell, ExitOf, Peak};
 use crate::output::Capture;
 use crate::plan::WORKSPACE;
 
@@ -98,6 +98,8 @@ pub struct Ran {
     pub output_bytes: u64,
     pub spill: Option<String>,
     pub usage: Option<Usage>,
+    /// The most that was seen in use while it ran.
+    pub peak: Peak,
 }
 
 /// Runs one input in the session's shell.
@@ -134,6 +136,7 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
     let ending = shell.run(&command, timeout, place.cancel, &mut capture, &spill).await;
     let path = spill::path_in(WORKSPACE, &spill.name);
     let shown = capture.finish(&path);
+    let (usage, peak) = shell.usage().await;
     let mut ran = Ran {
         outcome: Outcome::Finished,
         text: format!("{told}{}", shown.text),
@@ -141,7 +144,8 @@ pub async fn run(session: &mut Session, place: &Place<'_>, input: Input) -> Ran 
         exit: None,
         output_bytes: shown.total,
         spill: shown.spilled.then_some(path),
-        usage: shell.usage().await,
+        usage,
+        peak,
     };
     match ending {
         Ending::Status(code) => {
@@ -175,6 +179,7 @@ impl Ran {
             output_bytes: 0,
             spill: None,
             usage: None,
+            peak: Peak::default(),
         }
     }
 

@@ -17,10 +17,12 @@ use tokio::net::unix::pipe;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::cell::{Cell, CellCommand, CellError, ExitOf, Running};
+use crate::cell::{Cell, CellCommand, CellError, ExitOf, Peak, Running};
+use crate::init::sample;
 use crate::output::Capture;
 use crate::plan::WORKSPACE;
 use crate::tools::bash::Spill;
+use crate::zygote::message::Sample;
 
 /// What the output pipe holds while nobody reads: a background process logging between two calls
 /// is not held up by less. The kernel may grant less, which changes no result.
@@ -32,6 +34,12 @@ const STATUS_BYTES_MAX: usize = 4096;
 /// How long ending a command's processes may take before its sandbox is given up.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// When what a command uses is looked at: soon, then ever later up to the interval.
+const LOOK_FIRST: Duration = Duration::from_millis(20);
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// How long the end of a command's time may wait for the look at what it had used up.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
 /// A living shell. Dropping it kills it and all that it started.
 #[derive(Debug)]
 pub struct Shell {
@@ -42,7 +50,9 @@ pub struct Shell {
     /// False once every writer has closed the output: the shell redirected itself.
     output_open: bool,
     /// By all that descended from the shell, before the command that runs now.
-    used_us: u64,
+    before: Sample,
+    /// When that began, as `sample::now` has it.
+    since: u64,
 }
 
 /// How a command ended.
@@ -79,7 +89,8 @@ impl Shell {
             output: receiver(output)?,
             status: receiver(status)?,
             output_open: true,
-            used_us: 0,
+            before: Sample::default(),
+            since: 0,
         })
     }
 
@@ -93,11 +104,15 @@ impl Shell {
         capture: &mut Capture,
         spill: &Spill<'_>,
     ) -> Ending {
+        self.since = sample::now();
+        self.running.begin();
         let nonce = ipc::id::random_text(16);
         let script = frame(command, &nonce);
         let mut ending =
             self.follow(script.as_bytes(), &nonce, timeout, cancel, capture, spill).await;
         if matches!(ending, Ending::TimedOut | Ending::Cancelled) {
+            // What it had used up is seen while it is there. Nothing hangs on the answer.
+            let _ = tokio::time::timeout(LAST_LOOK, self.running.sample(self.since)).await;
             let killed = tokio::time::timeout(KILL_TIMEOUT, self.running.kill_tree()).await;
             if !matches!(killed, Ok(Ok(()))) {
                 ending = Ending::Lost;
@@ -108,15 +123,28 @@ impl Shell {
         ending
     }
 
-    /// What the last command used; nothing, when nobody can say any more.
-    pub async fn usage(&mut self) -> Option<Usage> {
-        let so_far_us = match self.running.exited() {
+    /// What the last command used, and the most that was seen of it; nothing, when nobody can say
+    /// any more.
+    pub async fn usage(&mut self) -> (Option<Usage>, Peak) {
+        let now = match (self.running.sample(self.since).await, self.running.exited()) {
+            (Ok(now), _) => now,
             // With the shell, all that it had waited for; the rest was swept away.
-            Some(exit) => exit.cpu_us,
-            None => self.running.used_us().await.ok()?,
+            (Err(_), Some(exit)) => Sample { cpu_us: exit.cpu_us, ..Sample::default() },
+            (Err(_), None) => return (None, self.running.peak()),
         };
-        let before_us = std::mem::replace(&mut self.used_us, so_far_us);
-        Some(Usage { cpu_us: so_far_us.saturating_sub(before_us), memory_peak_bytes: None })
+        let peak = self.running.peak();
+        let before = std::mem::replace(&mut self.before, now.clone());
+        let begun = before.disk.unwrap_or_default();
+        let disk = now
+            .disk
+            .map(|(read, written)| (read.saturating_sub(begun.0), written.saturating_sub(begun.1)));
+        let usage = Usage {
+            cpu_us: now.cpu_us.saturating_sub(before.cpu_us),
+            memory_peak_bytes: Some(peak.resident_bytes).filter(|&bytes| bytes > 0),
+            disk_read_bytes: disk.map(|(read, _)| read),
+            disk_written_bytes: disk.map(|(_, written)| written),
+        };
+        (Some(usage), peak)
     }
 
     async fn follow(
@@ -129,6 +157,8 @@ impl Shell {
         spill: &Spill<'_>,
     ) -> Ending {
         let deadline = Instant::now() + timeout;
+        let mut pause = LOOK_FIRST;
+        let mut look = Instant::now() + pause;
         let mut reported = Vec::new();
         let mut buffer = vec![0u8; READ_BYTES];
         loop {
@@ -158,6 +188,12 @@ impl Shell {
                     }
                     _ => self.output_open = false,
                 },
+                () = tokio::time::sleep_until(look) => {
+                    // A guard that is gone is seen by its end.
+                    let _ = self.running.look(self.since).await;
+                    pause = (pause * 2).min(LOOK_INTERVAL);
+                    look = Instant::now() + pause;
+                }
             }
         }
     }

@@ -38,6 +38,8 @@ pub struct Group {
     pub directory: OwnedFd,
     /// `memory.events`: what became of its memory limit.
     pub events: OwnedFd,
+    /// `pids.events`: how often no process could be made.
+    pub refused: OwnedFd,
 }
 
 /// Moves this process out of the way and asks for controllers. Once, before the zygote starts.
@@ -114,6 +116,7 @@ impl Groups {
         Ok(Some(Group {
             directory: open(&path, OFlags::DIRECTORY)?,
             events: open(&path.join("memory.events"), OFlags::empty())?,
+            refused: open(&path.join("pids.events"), OFlags::empty())?,
         }))
     }
 
@@ -143,7 +146,16 @@ fn remove_empty(base: &Path) {
 
 /// How often the memory limit had a process killed, by the text of `memory.events`.
 pub fn oom_kills(events: &str) -> u64 {
-    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count(events, "oom_kill ")
+}
+
+/// How often the limit of processes kept one from being made, by the text of `pids.events`.
+pub fn processes_refused(events: &str) -> u64 {
+    count(events, "max ")
+}
+
+fn count(events: &str, name: &str) -> u64 {
+    let count = events.lines().find_map(|line| line.strip_prefix(name));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
@@ -163,5 +175,6 @@ mod tests {
     fn kills_are_counted_from_their_own_line() {
         assert_eq!(oom_kills("low 0\noom 4\noom_kill 3\noom_group_kill 1\n"), 3);
         assert_eq!(oom_kills(""), 0);
+        assert_eq!(processes_refused("max 12\nmax.imposed 3\n"), 12);
     }
 }

@@ -34,8 +34,8 @@ pub struct Make {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Progress {
-    /// The zygote: the first process exists. Attached: its pidfd, and `memory.events` of its
-    /// control group if it has one.
+    /// The zygote: the first process exists. Attached: its pidfd, and `memory.events` and
+    /// `pids.events` of its control group if it has one.
     Cloned { pid: u32, uid: u32 },
     /// The zygote: a workspace is the cell's. Attached, where owners are mapped: its mount; else
     /// the cell finds it by its path.
@@ -93,10 +93,26 @@ pub struct Program {
 pub enum Control {
     /// To the command's process group.
     Signal { signal: i32 },
-    /// Answered with [`Report::Used`].
-    Usage,
+    /// Answered with [`Report::Used`]. `since`: the call's begin, in the unit of
+    /// `init::sample::now`.
+    Usage { since: u64 },
     /// To everything that descends from it. Answered with [`Report::Swept`].
     Kill,
+}
+
+/// What a command's guard sees of all that descends from it, or did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// So far.
+    pub cpu_us: u64,
+    /// Bytes read from disks and written to them so far, where the kernel counts them.
+    pub disk: Option<(u64, u64)>,
+    /// In memory now, by processes that began since the call did.
+    pub resident_bytes: u64,
+    /// Processes and threads of the whole cell now.
+    pub tasks: u64,
+    /// The places that can be written where there is no room now.
+    pub full: Vec<String>,
 }
 
 /// From a command's guard, or from the first process, to sandboxd.
@@ -113,10 +129,7 @@ pub enum Report {
         maxrss_bytes: u64,
         cpu_us: u64,
     },
-    /// So far, by all that descends from the command or did.
-    Used {
-        cpu_us: u64,
-    },
+    Used(Sample),
     /// Nothing that descends from the command is left.
     Swept,
     /// The certificates are in the bundle.

@@ -275,7 +275,7 @@ fn first_process(progress: Progress, fds: Vec<OwnedFd>) -> Result<FirstProcess, 
     let mut fds = fds.into_iter();
     match (progress, fds.next()) {
         (Progress::Cloned { pid, uid }, Some(pidfd)) => {
-            Ok(FirstProcess { pid, uid, pidfd, memory: fds.next() })
+            Ok(FirstProcess { pid, uid, pidfd, memory: fds.next(), processes: fds.next() })
         }
         (Progress::Failed(failure), _) => Err(CellError::Setup(failure)),
         _ => Err(CellError::Lost),
