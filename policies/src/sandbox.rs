@@ -15,6 +15,8 @@ pub struct SandboxTable {
     /// After this without a call the sandbox is ended; its workspace stays.
     pub idle_timeout: Duration,
     pub packages: Packages,
+    /// Shell commands that complete a template after its packages, in this order.
+    pub setup: Vec<String>,
     pub mounts: Vec<Mount>,
     /// Refuse to start where a limit could only be enforced more weakly than named.
     pub limits_required: bool,
@@ -69,6 +71,7 @@ impl Default for SandboxTable {
             tool_timeout: Duration::from_secs(120),
             idle_timeout: Duration::from_secs(600),
             packages: Packages::default(),
+            setup: Vec::new(),
             mounts: Vec::new(),
             limits_required: false,
             landlock_floor: 2,

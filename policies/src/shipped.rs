@@ -7,4 +7,5 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("groups.toml", include_str!("../groups.toml")),
     ("harness.toml", include_str!("../harness.toml")),
     ("locked.toml", include_str!("../locked.toml")),
+    ("packages.toml", include_str!("../packages.toml")),
 ];

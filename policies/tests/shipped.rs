@@ -27,7 +27,7 @@ fn allows(set: &PolicySet, environment: &str, method: &str, host: &str, path: &s
 fn shipped_files_are_right_and_without_warnings() {
     let set = shipped();
 
-    assert_eq!(set.names().collect::<Vec<_>>(), ["demo", "dev", "harness", "locked"]);
+    assert_eq!(set.names().collect::<Vec<_>>(), ["demo", "dev", "harness", "locked", "packages"]);
     assert_eq!(set.warnings(), []);
 }
 
@@ -45,6 +45,7 @@ fn shipped_environments_allow_what_they_are_for_and_nothing_else() {
         ("harness", "POST", "api.anthropic.com", "/v1/messages", true),
         ("harness", "GET", "api.anthropic.com", "/v1/files", false),
         ("locked", "GET", "example.com", "/", false),
+        ("packages", "GET", "example.com", "/", false),
     ] {
         assert_eq!(
             allows(&set, environment, method, host, path),

@@ -15,6 +15,7 @@ pub(crate) const SANDBOX: &[&str] = &[
     "tool-timeout",
     "idle-timeout",
     "packages",
+    "setup",
     "mounts",
     "limits",
     "landlock-floor",
@@ -29,6 +30,9 @@ const BYTES_MIN: u64 = 16 << 20;
 const BYTES_MAX: u64 = 1 << 50;
 const TOOL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 const IDLE_TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The kernel takes no longer argument.
+const SETUP_BYTES_MAX: usize = 100_000;
 
 /// What a sandbox makes itself; a mount over it would undo that.
 const TARGETS_RESERVED: &[&str] = &["/proc", "/dev", "/sys", "/etc", "/usr", "/workspace", "/run"];
@@ -50,6 +54,7 @@ pub(crate) fn read(reader: &mut Reader<'_>, section: &Section<'_>) -> SandboxTab
         idle_timeout: time(reader, section, "idle-timeout", IDLE_TIMEOUT_MAX)
             .unwrap_or(default.idle_timeout),
         packages: packages(reader, section),
+        setup: setup(reader, section),
         mounts: mounts(reader, section),
         limits_required: limits_required(reader, section),
         // ABI 1 lacks what keeps files from being moved between directories with other rules.
@@ -122,6 +127,21 @@ fn packages(reader: &mut Reader<'_>, section: &Section<'_>) -> Packages {
         names
     };
     Packages { apt: list("apt"), pip: list("pip"), npm: list("npm"), cargo: list("cargo") }
+}
+
+fn setup(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<String> {
+    let mut commands = Vec::new();
+    for command in section.strings(reader, "setup").unwrap_or_default() {
+        if command.value.contains('\0') || command.value.trim().is_empty() {
+            reader.error(&command.span, "not a command");
+        } else if command.value.len() > SETUP_BYTES_MAX {
+            let message = format!("a command has at most {SETUP_BYTES_MAX} bytes");
+            reader.error_hint(&command.span, &message, "mount a script, and name it");
+        } else {
+            commands.push(command.value);
+        }
+    }
+    commands
 }
 
 fn mounts(reader: &mut Reader<'_>, section: &Section<'_>) -> Vec<Mount> {
