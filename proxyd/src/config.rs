@@ -3,6 +3,7 @@
 //! What the file says is the operator's alone; a file that others can write is refused. After
 //! [`Config::load`] no field needs a further check. proxyd(8) describes every key.
 
+mod aws;
 mod backends;
 mod idle;
 mod way_out;
@@ -17,9 +18,9 @@ use clap::Parser;
 use ipc::layout::Layout;
 use serde::Deserialize;
 
-#[cfg(test)]
-pub use backends::Freshness;
-pub use backends::{Backends, Command, Format, Method, OpenBao, Program};
+use aws::FileAws;
+pub use aws::{Assumed, Aws, AwsLogin, AwsRole, By, is_instance_role};
+pub use backends::{Backends, Command, Format, Freshness, Method, OpenBao, Program};
 use backends::{FileCommand, FileOpenBao};
 pub use idle::Idle;
 pub use way_out::{
@@ -89,6 +90,7 @@ struct File {
     #[serde(default)]
     commands: BTreeMap<String, FileCommand>,
     openbao: Option<FileOpenBao>,
+    aws: Option<FileAws>,
     idle_timeout: Option<String>,
     tunnel_idle_timeout: Option<String>,
     #[serde(default)]
@@ -183,7 +185,7 @@ impl Config {
             key: file.key,
             former_key: file.former_key,
             secret_directories: absolute(&path, file.secret_directories)?,
-            backends: Backends::check(file.commands, file.openbao)
+            backends: Backends::check(file.commands, file.openbao, file.aws)
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
             resolver: resolver(&path, file.resolver.servers)?,
             lease_addresses: file.lease_addresses,
@@ -228,6 +230,7 @@ impl Config {
             ("secret-directories", self.secret_directories != next.secret_directories),
             ("commands", self.backends.commands != next.backends.commands),
             ("openbao", self.backends.openbao != next.backends.openbao),
+            ("aws", self.backends.aws != next.backends.aws),
             ("resolver", self.resolver != next.resolver),
             ("idle-timeout", self.idle.exchange != next.idle.exchange),
             ("tunnel-idle-timeout", self.idle.tunnel != next.idle.tunnel),

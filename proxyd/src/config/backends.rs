@@ -10,6 +10,8 @@ use std::time::Duration;
 use policies::{Backend, SecretRef, is_secret_name};
 use serde::{Deserialize, Serialize};
 
+use super::aws::{Aws, FileAws};
+
 /// How long a command may run, where the file does not say it.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests wait for it.
@@ -17,7 +19,7 @@ const COMMAND_TIMEOUT_MAX: Duration = Duration::from_secs(15);
 /// How long a value serves before it is asked for again.
 const REFRESH: Duration = Duration::from_secs(300);
 /// How long a server's value serves beyond that while the server cannot be asked.
-const STALE: Duration = Duration::from_secs(300);
+pub(super) const STALE: Duration = Duration::from_secs(300);
 const REFRESH_MIN: Duration = Duration::from_secs(1);
 /// Nodes of one server besides the first.
 const NODES_MAX: usize = 8;
@@ -74,6 +76,7 @@ struct FileLogin {
 pub struct Backends {
     pub commands: BTreeMap<String, Command>,
     pub openbao: Option<OpenBao>,
+    pub aws: Option<Aws>,
 }
 
 /// An OpenBao or Vault server, and how the vault is known to it.
@@ -238,6 +241,7 @@ impl Backends {
     pub(super) fn check(
         commands: BTreeMap<String, FileCommand>,
         openbao: Option<FileOpenBao>,
+        aws: Option<FileAws>,
     ) -> Result<Self, (String, String)> {
         let mut checked = BTreeMap::new();
         for (name, command) in commands {
@@ -252,14 +256,18 @@ impl Backends {
         }
         let openbao = openbao.map(FileOpenBao::check).transpose();
         let openbao = openbao.map_err(|(word, reason)| (format!("openbao.{word}"), reason))?;
-        Ok(Self { commands: checked, openbao })
+        let aws = aws.map(FileAws::check).transpose();
+        let aws = aws.map_err(|(word, reason)| (format!("aws.{word}"), reason))?;
+        Ok(Self { commands: checked, openbao, aws })
     }
 
     /// Whether a secret of the embedded vault is for the vault's own questions.
     pub fn uses(&self, name: &str) -> bool {
         let inputs = self.commands.values().filter_map(|command| command.input.as_ref());
         let login = self.openbao.iter().filter_map(|server| server.secret.as_ref());
-        inputs.chain(login).any(|secret| secret.backend == Backend::Local && secret.path == name)
+        let aws = self.aws.iter().flat_map(Aws::shown);
+        let mut all = inputs.chain(login).chain(aws);
+        all.any(|secret| secret.backend == Backend::Local && secret.path == name)
     }
 }
 
@@ -312,7 +320,7 @@ fn account(name: &str) -> Result<Account, (&'static str, String)> {
 }
 
 /// A secret that the vault has without asking others.
-fn kept(text: &str) -> Result<SecretRef, String> {
+pub(super) fn kept(text: &str) -> Result<SecretRef, String> {
     match SecretRef::parse(text) {
         Ok(secret) if !secret.is_remote() => Ok(secret),
         // What is no name may be a value: it is not repeated.
@@ -320,7 +328,7 @@ fn kept(text: &str) -> Result<SecretRef, String> {
     }
 }
 
-fn freshness(
+pub(super) fn freshness(
     refresh: Option<String>,
     stale: Option<String>,
     stale_default: Duration,
@@ -335,7 +343,7 @@ fn freshness(
     })
 }
 
-fn span(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
+pub(super) fn span(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
     let time = policies::time_span(text)?;
     match (least..=most).contains(&time) {
         true => Ok(time),

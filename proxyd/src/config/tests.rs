@@ -8,7 +8,7 @@ use policies::{Host, HostPattern};
 use super::way_out::{Dial, Exempt};
 use super::*;
 
-fn load(text: &str) -> Result<Config, ConfigError> {
+pub(super) fn load(text: &str) -> Result<Config, ConfigError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("proxyd.toml");
     std::fs::write(&path, text).unwrap();
@@ -21,7 +21,7 @@ fn host(text: &str) -> Host {
 }
 
 /// Every key there is.
-const WHOLE: &str = r#"
+pub(super) const WHOLE: &str = r#"
 runtime-dir = "/r"
 state-dir = "/s"
 policies-dir = "/p"
@@ -29,6 +29,7 @@ log = "debug"
 trusted-uids = [7]
 trusted-users = ["root"]
 key = "file:/k"
+former-key = "file:/f"
 secret-directories = ["/secrets"]
 idle-timeout = "7s"
 tunnel-idle-timeout = "8s"
@@ -47,11 +48,34 @@ read = ["/h"]
 write = ["/h/cache"]
 [openbao]
 url = "https://bao.example:8200/"
+nodes = ["https://two.example:8200/"]
 namespace = "team"
 mounts = ["kv/team"]
 refresh = "8s"
 stale = "3s"
-login = { method = "approle", mount = "here", role = "id", secret = "local:bao" }
+login = { method = "approle", mount = "here", role = "id", secret = "local:bao", wrapped = true }
+[aws]
+region = "eu-central-1"
+secrets-url = "https://secrets.example"
+sts-url = "https://sts.example/"
+refresh = "8s"
+stale = "3s"
+[aws.login]
+method = "web-identity"
+secret = "file:/t"
+role = "arn:aws:iam::1:role/a"
+session-name = "s1"
+[aws.roles.deploy]
+role = "arn:aws:iam::123456789012:role/deploy"
+session-name = "s2"
+external-id = "ext-1"
+session-policy = '{"Version": "2012-10-17"}'
+session-policy-arns = ["arn:aws:iam::aws:policy/ReadOnlyAccess"]
+duration = "15m"
+keys = "local:aws-deploy"
+[aws.roles.other]
+role = "arn:aws:iam::123456789012:role/other"
+web-identity = "file:/t2"
 [resolver]
 servers = ["10.0.0.2", "[::1]:5353"]
 [upstreams."Billing.Example"]
@@ -93,6 +117,7 @@ fn every_key_has_its_effect() {
     assert_eq!(config.log, tracing::Level::DEBUG);
     assert_eq!(config.trusted_uids, [7, 0]);
     assert_eq!(config.key.as_deref(), Some("file:/k"));
+    assert_eq!(config.former_key.as_deref(), Some("file:/f"));
     assert_eq!(config.secret_directories, [Path::new("/secrets")]);
     let seconds = |idle: &Idle| [idle.exchange, idle.tunnel].map(|time| time.as_secs());
     assert_eq!(seconds(&config.idle), [7, 8]);
@@ -127,18 +152,20 @@ fn every_key_of_a_command_has_its_effect() {
 
 #[test]
 fn every_key_of_a_secret_server_has_its_effect() {
-    let (start, end) = (WHOLE.find("[openbao]").unwrap(), WHOLE.find("[resolver]").unwrap());
+    let (start, end) = (WHOLE.find("[openbao]").unwrap(), WHOLE.find("[aws]").unwrap());
     let server = load(&WHOLE[start..end]).unwrap().backends.openbao.unwrap();
 
     let [refresh, stale] = [8, 3].map(Duration::from_secs);
     let expected = OpenBao {
         url: "https://bao.example:8200".into(),
+        nodes: vec!["https://two.example:8200".into()],
         namespace: Some("team".into()),
         mounts: vec!["kv/team".into()],
         method: Method::Approle,
         mount: "here".into(),
         role: "id".into(),
         secret: Some(policies::SecretRef::parse("local:bao").unwrap()),
+        wrapped: true,
         freshness: Freshness { refresh, stale },
     };
     assert_eq!(server, expected);
@@ -273,6 +300,9 @@ fn every_key_is_in_the_manual_and_tried_above() {
         "trusted-uids",
         "trusted-users",
         "key",
+        "former-key",
+        "nodes",
+        "wrapped",
         "secret-directories",
         "command",
         "format",
@@ -290,6 +320,16 @@ fn every_key_is_in_the_manual_and_tried_above() {
         "mount",
         "role",
         "secret",
+        "region",
+        "secrets-url",
+        "sts-url",
+        "session-name",
+        "external-id",
+        "session-policy",
+        "session-policy-arns",
+        "duration",
+        "keys",
+        "web-identity",
         "idle-timeout",
         "tunnel-idle-timeout",
         "lease-addresses",
@@ -316,9 +356,23 @@ fn every_key_is_in_the_manual_and_tried_above() {
     let server = load("[openbao]\nno-such-key = 1\n").unwrap_err().to_string();
     let login = "[openbao]\nurl = \"https://a.test\"\nlogin = { no-such-key = 1 }\n";
     let login = load(login).unwrap_err().to_string();
-    let listed = format!("{top}{row}{proxy}{command}{server}{login}");
+    let aws = load("[aws]\nno-such-key = 1\n").unwrap_err().to_string();
+    let keys_of = "[aws]\nregion = \"a\"\nlogin = { no-such-key = 1 }\n";
+    let keys_of = load(keys_of).unwrap_err().to_string();
+    let role = "[aws]\nregion = \"a\"\n[aws.roles.a]\nno-such-key = 1\n";
+    let role = load(role).unwrap_err().to_string();
+    let listed = format!("{top}{row}{proxy}{command}{server}{login}{aws}{keys_of}{role}");
     let words = listed.split('`').skip(1).step_by(2);
-    let tables = ["no-such-key", "resolver", "upstreams", "upstream-proxy", "commands", "openbao"];
+    let tables = [
+        "no-such-key",
+        "resolver",
+        "upstreams",
+        "upstream-proxy",
+        "commands",
+        "openbao",
+        "aws",
+        "roles",
+    ];
     for word in words.filter(|word| !tables.contains(word)) {
         assert!(keys.contains(&word), "{word} is not in this list");
     }
