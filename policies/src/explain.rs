@@ -1,4 +1,7 @@
-//! Why one request is decided as it is: every rule, in order, and where it parted.
+//! Why one request is decided as it is: every rule, in order, and where it parted. What a change of
+//! policy changes is [`effect`]'s.
+
+pub mod effect;
 
 use core::fmt;
 

@@ -62,6 +62,25 @@ impl fmt::Display for HostPattern {
     }
 }
 
+/// A pattern's segments; none stands for any one that is not empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts<'a> {
+    pub segments: Vec<Option<&'a str>>,
+    /// Takes whatever follows, and nothing at all.
+    pub open: bool,
+}
+
+impl Parts<'_> {
+    /// Whether the pattern takes that segment in that place.
+    pub fn takes(&self, place: usize, segment: &str) -> bool {
+        match self.segments.get(place) {
+            Some(Some(literal)) => *literal == segment,
+            Some(None) => !segment.is_empty(),
+            None => self.open,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
     Literal(String),
@@ -70,6 +89,13 @@ enum Segment {
 }
 
 impl Segment {
+    fn literal(&self) -> Option<&str> {
+        match self {
+            Self::Literal(own) => Some(own),
+            Self::Any => None,
+        }
+    }
+
     fn matches(&self, segment: &str) -> bool {
         match self {
             Self::Literal(own) => own == segment,
@@ -114,6 +140,10 @@ impl PathPattern {
             }
         }
         Ok(Self { text: text.to_owned(), segments, open })
+    }
+
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        Parts { segments: self.segments.iter().map(Segment::literal).collect(), open: self.open }
     }
 
     /// A pattern for exactly this path.
@@ -169,6 +199,10 @@ impl RepositoryPattern {
             return Err("\"**\" cannot stand in a repository".to_owned());
         }
         Ok(Self { text: text.to_owned(), segments: pattern.segments })
+    }
+
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        Parts { segments: self.segments.iter().map(Segment::literal).collect(), open: false }
     }
 
     /// Whether the segments before git's own name this repository; case-folded, with or without
