@@ -13,6 +13,7 @@
 //! | `POST /v1/heads` | [`Head`] → `{}`: a session's chain head, kept in the audit |
 //! | `POST /v1/scrub` | [`ScrubRequest`] → [`ScrubReply`] |
 //! | `GET /v1/leases` | → `{"leases":[LeaseInfo…]}` |
+//! | `GET /v1/metrics` | → counts and states, as text for Prometheus |
 //! | `GET /v1/ca.pem` | → the CA certificates, PEM |
 //! | `GET /v1/authorities` | → `{"authorities":[CertificateAuthority…]}`, the issuing one first |
 //! | `POST /v1/authorities/rotate` | → the same, after a new one was made |

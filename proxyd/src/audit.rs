@@ -14,6 +14,7 @@
 //! paths, never a query, a header, a body or an injected value. Denials that repeat are written
 //! singly at first and then counted ([`flood`]).
 
+mod counts;
 mod flood;
 mod journal;
 mod read;
@@ -28,6 +29,7 @@ use ipc::id::{CallId, LeaseId, RequestId, SandboxId, SessionId};
 use ipc::vault::{AuditKind, AuditPage, ChainReport};
 use tokio::sync::watch;
 
+pub use counts::{Counts, DURATIONS_MS};
 use flood::{Floods, Verdict};
 use journal::Journal;
 use read::Reader;
@@ -119,9 +121,23 @@ struct Synced {
     ended: bool,
 }
 
+/// Where the audit stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// The last record that is with the kernel, and the last one on disk.
+    pub last: u64,
+    pub synced: u64,
+    /// The disk refuses, and nothing leaves.
+    pub failed: bool,
+}
+
 struct State {
     journal: Journal,
     floods: Floods,
+    counts: Counts,
+    /// Decisions that could not be written since the last one that could: of what they are about
+    /// nothing has left.
+    unrecorded: u64,
     /// The thread waits for work: waking it for every record would cost more than the record.
     idle: bool,
     /// Somebody waits for the disk: the group is closed at once.
@@ -141,6 +157,8 @@ impl Audit {
             state: Mutex::new(State {
                 journal,
                 floods: Floods::default(),
+                counts: Counts::default(),
+                unrecorded: 0,
                 idle: false,
                 urgent: false,
                 closed: false,
@@ -163,17 +181,31 @@ impl Audit {
     /// Records that something may leave; resolves when that is with the kernel. On an error
     /// nothing may leave.
     pub async fn allow(&self, line: &Line) -> Result<u64, AuditError> {
-        let write = |state: &mut State| state.write(AuditKind::Allowed, line);
-        self.once_synced(write).await
+        let write = |state: &mut State| {
+            let written = state.decide(AuditKind::Allowed, line);
+            match &written {
+                Ok(_) => state.counts.allowed(line),
+                Err(_) => state.counts.stopped += 1,
+            }
+            written
+        };
+        let recorded = self.once_synced(write).await;
+        if let Err(AuditError::Full(_)) = recorded {
+            let mut state = self.0.state();
+            state.counts.stopped += 1;
+            state.unrecorded += 1;
+        }
+        recorded
     }
 
     /// Records a denial, or counts it; whether it has a record of its own.
     pub async fn deny(&self, line: &Line) -> Result<bool, AuditError> {
         let write = |state: &mut State| {
+            state.counts.denied(line);
             if state.floods.look(line, Instant::now()) == Verdict::Counted {
                 return Ok(false);
             }
-            state.write(AuditKind::Denied, line).map(|_| true)
+            state.decide(AuditKind::Denied, line).map(|_| true)
         };
         self.once_synced(write).await
     }
@@ -212,6 +244,7 @@ impl Audit {
         if state.closed {
             return Err(AuditError::Gone);
         }
+        state.counts.ended(line);
         state.journal.add(AuditKind::Outcome, line);
         self.0.wake(&mut state);
         Ok(())
@@ -240,6 +273,20 @@ impl Audit {
                 return Err(error);
             }
             synced.changed().await.map_err(|_| AuditError::Gone)?;
+        }
+    }
+
+    /// What was decided and has ended since the start.
+    pub fn counts(&self) -> Counts {
+        self.0.state().counts.clone()
+    }
+
+    pub fn standing(&self) -> Standing {
+        let state = self.0.state();
+        Standing {
+            last: state.journal.last(),
+            synced: state.synced,
+            failed: state.failed.is_some(),
         }
     }
 
@@ -307,6 +354,13 @@ impl Shared {
 }
 
 impl State {
+    /// Writes a decision, and counts one that cannot be.
+    fn decide(&mut self, kind: AuditKind, line: &Line) -> Result<u64, AuditError> {
+        let written = self.write(kind, line);
+        self.unrecorded += u64::from(written.is_err());
+        written
+    }
+
     /// Writes one record, and what waited before it.
     fn write(&mut self, kind: AuditKind, line: &Line) -> Result<u64, AuditError> {
         if self.closed {
@@ -315,10 +369,17 @@ impl State {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        if self.unrecorded > 0 {
+            let count = self.unrecorded;
+            self.journal.note(format!(
+                "{count} refused requests could not be recorded before this; nothing of them left"
+            ));
+        }
         self.journal.add(kind, line);
         self.journal.hand_over().inspect_err(|error| {
             tracing::error!(%error, "audit records not written");
         })?;
+        self.unrecorded = 0;
         Ok(self.journal.last())
     }
 

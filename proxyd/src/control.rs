@@ -28,6 +28,7 @@ use tokio::net::UnixListener;
 
 use crate::Daemon;
 use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
+use crate::metrics;
 use crate::reload;
 use crate::rotation::{self, RotationError};
 use crate::scrub;
@@ -53,6 +54,7 @@ pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
         .route("/v1/heads", post(keep_head))
         .route("/v1/scrub", post(scrub_texts))
         .route("/v1/leases", get(list_leases))
+        .route("/v1/metrics", get(metrics))
         .route("/v1/reload", post(read_again))
         .route_layer(middleware::from_fn_with_state(
             (Arc::clone(&daemon), operators),
@@ -291,6 +293,12 @@ async fn scrub_texts(
 
 async fn list_leases(State(daemon): State<Arc<Daemon>>) -> Json<Value> {
     Json(json!({ "leases": daemon.leases.views() }))
+}
+
+async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<Response, Fault> {
+    let text = metrics::text(&daemon).await.map_err(vault_fault)?;
+    let kind = [(http::header::CONTENT_TYPE, metrics::CONTENT_TYPE)];
+    Ok((kind, text).into_response())
 }
 
 async fn read_again(State(daemon): State<Arc<Daemon>>) -> Result<Json<Value>, Fault> {

@@ -36,6 +36,7 @@ mod sys;
 pub mod fuzzing;
 #[doc(hidden)]
 pub mod measuring;
+mod metrics;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -123,7 +123,7 @@ impl Journal {
         }
     }
 
-    fn note(&mut self, reason: String) {
+    pub(super) fn note(&mut self, reason: String) {
         self.add(AuditKind::Note, &Line { reason: Some(reason), ..Line::default() });
     }
 

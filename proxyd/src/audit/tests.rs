@@ -266,6 +266,10 @@ async fn nothing_is_decided_while_the_disk_refuses_and_lost_outcomes_are_noted()
     let records = all(&audit).await;
     let reasons: Vec<_> = records.iter().filter_map(|r| r.reason.as_deref()).collect();
     assert!(reasons.contains(&"1 outcomes could not be written before this"), "{reasons:?}");
+    let refused = "1 refused requests could not be recorded before this; nothing of them left";
+    assert_eq!(reasons.iter().filter(|reason| **reason == refused).count(), 1, "{reasons:?}");
+    let counts = audit.counts();
+    assert_eq!((counts.allowed, counts.stopped), (2, 1));
     let paths: Vec<_> = records.iter().filter_map(|r| r.path.as_deref()).collect();
     assert_eq!(paths, ["/before", "/after"]);
     assert!(audit.verify().await.unwrap().problems.is_empty());

@@ -9,7 +9,7 @@
 //! a clock that jumped or a vault that failed brings about, it is replaced before it is served.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -80,6 +80,8 @@ struct Shared {
     clock: Clock,
     /// A client knows one authority, so each has hosts of its own.
     hosts: Mutex<HashMap<AuthorityId, Hosts>>,
+    /// Hosts that had to make room for others.
+    evicted: AtomicU64,
 }
 
 /// The cache. Who has to go is found by a second chance: in the order in which they came, the
@@ -149,8 +151,9 @@ impl Leaves {
             .load_private_key(PrivatePkcs8KeyDer::from(pair.serialize_der()).into())
             .map_err(|error| key(&error))?;
         let spki = pair.subject_public_key_info();
-        let hosts = Mutex::default();
-        Ok(Leaves(Arc::new(Shared { vault, provider, key: signing, spki, clock, hosts })))
+        let (hosts, evicted) = (Mutex::default(), AtomicU64::new(0));
+        let shared = Shared { vault, provider, key: signing, spki, clock, hosts, evicted };
+        Ok(Leaves(Arc::new(shared)))
     }
 
     /// The server configuration for a connection to `host` of a client that trusts `authority`, and
@@ -182,6 +185,12 @@ impl Leaves {
         {
             self.renew(&slot);
         }
+    }
+
+    /// How many hosts are kept, and how many had to make room for others so far.
+    pub fn numbers(&self) -> (u64, u64) {
+        let kept: usize = self.0.hosts().values().map(|hosts| hosts.slots.len()).sum();
+        (kept as u64, self.0.evicted.load(Ordering::Relaxed))
     }
 
     /// Forgets the leaves of all other authorities.
@@ -234,8 +243,9 @@ impl Leaves {
 }
 
 impl Hosts {
-    /// Takes a slot in; the cache is never larger than its bound.
-    fn insert(&mut self, slot: Arc<Slot>) {
+    /// Takes a slot in, and says how many had to go: the cache is never larger than its bound.
+    fn insert(&mut self, slot: Arc<Slot>) -> u64 {
+        let mut evicted = 0;
         while self.slots.len() >= HOSTS_MAX
             && let Some(host) = self.order.pop_front()
         {
@@ -245,10 +255,12 @@ impl Hosts {
                 self.order.push_back(host);
             } else {
                 self.slots.remove(&host);
+                evicted += 1;
             }
         }
         self.order.push_back(slot.host.clone());
         self.slots.insert(slot.host.clone(), slot);
+        evicted
     }
 
     fn forget(&mut self, host: &Host) {
@@ -290,7 +302,8 @@ impl Shared {
             served: AtomicBool::new(false),
             renewing: AtomicBool::new(false),
         });
-        hosts.insert(Arc::clone(&slot));
+        let evicted = hosts.insert(Arc::clone(&slot));
+        self.evicted.fetch_add(evicted, Ordering::Relaxed);
         Ok(slot)
     }
 
