@@ -120,7 +120,7 @@ fn restrict_files<'a>(
 /// sockets, connections, new programs, other processes' memory, new namespaces among it.
 fn restrict_calls() -> Result<(), VaultError> {
     let arch = if cfg!(target_arch = "x86_64") { TargetArch::x86_64 } else { TargetArch::aarch64 };
-    let rules = allowed_calls().iter().map(|call| (*call, Vec::new())).collect();
+    let rules = ALLOWED_CALLS.iter().map(|call| (*call, Vec::new())).collect();
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::Errno(libc::EPERM.unsigned_abs()),
@@ -136,86 +136,85 @@ fn restrict_calls() -> Result<(), VaultError> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the vault's seccomp filter knows x86-64 and aarch64 only");
 
-fn allowed_calls() -> &'static [i64] {
-    &[
-        // The socket to proxyd, the log, the files of the vault.
-        libc::SYS_read,
-        libc::SYS_write,
-        libc::SYS_readv,
-        libc::SYS_writev,
-        libc::SYS_recvfrom,
-        libc::SYS_sendto,
-        libc::SYS_pread64,
-        libc::SYS_pwrite64,
-        libc::SYS_openat,
-        libc::SYS_openat2,
-        libc::SYS_close,
-        libc::SYS_fstat,
-        libc::SYS_newfstatat,
-        libc::SYS_statx,
-        libc::SYS_lseek,
-        libc::SYS_fcntl,
-        libc::SYS_fsync,
-        libc::SYS_fdatasync,
-        libc::SYS_ftruncate,
-        libc::SYS_unlinkat,
-        libc::SYS_renameat,
-        libc::SYS_renameat2,
-        libc::SYS_faccessat,
-        libc::SYS_faccessat2,
-        libc::SYS_readlinkat,
-        libc::SYS_getcwd,
-        libc::SYS_getdents64,
-        libc::SYS_fchmod,
-        libc::SYS_geteuid,
-        libc::SYS_getuid,
-        libc::SYS_getpid,
-        libc::SYS_gettid,
-        // Memory, time, randomness.
-        libc::SYS_mmap,
-        libc::SYS_munmap,
-        libc::SYS_mremap,
-        libc::SYS_mprotect,
-        libc::SYS_madvise,
-        libc::SYS_mlock,
-        libc::SYS_munlock,
-        libc::SYS_brk,
-        libc::SYS_getrandom,
-        libc::SYS_clock_gettime,
-        libc::SYS_clock_nanosleep,
-        libc::SYS_nanosleep,
-        libc::SYS_futex,
-        libc::SYS_sched_yield,
-        libc::SYS_sched_getaffinity,
-        // Signals and the end.
-        libc::SYS_rt_sigaction,
-        libc::SYS_rt_sigprocmask,
-        libc::SYS_rt_sigreturn,
-        libc::SYS_sigaltstack,
-        libc::SYS_restart_syscall,
-        libc::SYS_tgkill,
-        libc::SYS_exit,
-        libc::SYS_exit_group,
-        // Spellings of the same calls that only x86-64 has.
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_open,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_stat,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_lstat,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_unlink,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_rename,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_access,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_readlink,
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_poll,
-        libc::SYS_ppoll,
-    ]
-}
+/// What the vault may ask of the kernel.
+const ALLOWED_CALLS: &[i64] = &[
+    // The socket to proxyd, the log, the files of the vault.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_lseek,
+    libc::SYS_fcntl,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_ftruncate,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_fchmod,
+    libc::SYS_geteuid,
+    libc::SYS_getuid,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    // Memory, time, randomness.
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_mlock,
+    libc::SYS_munlock,
+    libc::SYS_brk,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    // Signals and the end.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_tgkill,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // Spellings of the same calls that only x86-64 has.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+];
 
 /// A key in a page of its own that is left out of core files and, where the memory-lock limit
 /// allows it, never swapped out. Wiped and unmapped on drop.
