@@ -106,7 +106,11 @@ async fn list(global: &Global, proxyd: &Client) -> Result<ExitCode, Failure> {
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     rows.extend(secrets.into_iter().map(|s| {
         let used = s.last_used_at.unwrap_or_else(|| "never".into());
-        vec![s.name, s.version.to_string(), s.created_at, used, s.state]
+        match s.version {
+            // Somebody else keeps it.
+            0 => vec![s.name, "-".into(), "-".into(), "-".into(), s.state],
+            version => vec![s.name, version.to_string(), s.created_at, used, s.state],
+        }
     }));
     term::write_out(term::columns(&rows).as_bytes())?;
     Ok(ExitCode::SUCCESS)

@@ -56,9 +56,11 @@ pub struct Health {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretInfo {
+    /// For what somebody else keeps, and refuses, as a policy names it.
     pub name: String,
+    /// 0 where somebody else keeps it.
     pub version: u64,
-    /// RFC 3339.
+    /// RFC 3339; since when it is refused, where somebody else keeps it.
     pub created_at: String,
     pub last_used_at: Option<String>,
     /// `ready` or `needs_login`.

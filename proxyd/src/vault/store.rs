@@ -501,7 +501,7 @@ fn check_value(value: &[u8]) -> Result<(), VaultError> {
     Ok(())
 }
 
-fn rfc3339(seconds: i64) -> String {
+pub(super) fn rfc3339(seconds: i64) -> String {
     jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
 }
 
