@@ -64,6 +64,21 @@ Exit status:
   77   with --here: they are, and this host lacks what a sandbox of them needs
   78   a file is wrong, or an environment can have no sandbox on any host";
 
+const EXPLAIN_STATUS: &str = "\
+Example:
+  cleanhands policy explain dev https://api.github.com/repos/acme/widget -m DELETE
+
+Exit status:
+  0    it would be allowed
+  3    it would be denied
+  78   a policy file is wrong";
+
+const DIFFERENCE_STATUS: &str = "\
+Exit status:
+  0    nothing would be otherwise
+  3    something would be
+  78   a policy file is wrong";
+
 /// A time span as in policies, of some length.
 fn time(text: &str) -> Result<Duration, String> {
     match policies::time_span(text)? {
@@ -421,6 +436,42 @@ pub enum Policy {
         #[arg(long)]
         here: bool,
     },
+    /// Say what would become of one request, and why, rule by rule
+    #[command(after_help = EXPLAIN_STATUS)]
+    Explain(Explain),
+    /// Compare two directories of policies by what they would do
+    ///
+    /// One line for each class of requests that would be treated otherwise: + now allowed, - now
+    /// denied, ~ with another credential or to other addresses. Settings of sandboxes are told as a
+    /// whole.
+    #[command(after_help = DIFFERENCE_STATUS)]
+    Diff { before: PathBuf, after: PathBuf },
+    /// Judge what the audit has recorded by these policies, and show what would be otherwise
+    ///
+    /// The audit keeps no query: what a fetch and a push of git ask first is told by the reason of
+    /// a denial alone.
+    #[command(after_help = DIFFERENCE_STATUS)]
+    Replay {
+        /// Records as `cleanhands audit --json` prints them, - for standard input [default: the
+        /// running proxyd's]
+        file: Option<PathBuf>,
+        #[arg(long, value_name = "DIR", default_value = "policies")]
+        policies: PathBuf,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Explain {
+    /// The environment, as dev for dev.toml
+    #[arg(value_parser = named())]
+    pub environment: String,
+    /// https://host/path?query, or host:port for a connection of any protocol
+    #[arg(value_parser = named())]
+    pub url: String,
+    #[arg(long, short, default_value = "GET", value_parser = named())]
+    pub method: String,
+    #[arg(long, value_name = "DIR", default_value = "policies")]
+    pub policies: PathBuf,
 }
 
 /// The subcommand that a line names which could not be read; none where that cannot be told.

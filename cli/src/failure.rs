@@ -11,6 +11,8 @@ use ipc::fault::{Code, Fault};
 pub const RUNTIME: u8 = 1;
 /// Wrong arguments.
 pub const USAGE: u8 = 2;
+/// What was asked about is denied, or differs.
+pub const OTHERWISE: u8 = 3;
 /// This host lacks what sandboxes need.
 pub const HOST: u8 = 77;
 /// A configuration or policy file is wrong.

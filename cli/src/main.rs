@@ -99,7 +99,7 @@ async fn perform(args: Args) -> Result<ExitCode, Failure> {
         Command::Session(what) => session::session(&global, what).await,
         Command::Audit(options) => audit::audit(&global, options).await,
         Command::Ca(what) => ca::ca(&global, what).await,
-        Command::Policy(what) => policy::policy(&global, what),
+        Command::Policy(what) => policy::policy(&global, what).await,
         Command::Doctor => doctor::doctor(&global).await,
         Command::Completions { shell } => completions::print(shell),
         Command::Hidden(Hidden::DemoSeal) => demo::seal::main(&global).await,

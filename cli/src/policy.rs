@@ -1,4 +1,9 @@
-//! `cleanhands policy`: reads policy files and shows what is wrong where.
+//! `cleanhands policy`: reads policy files and shows what is wrong where, what they would make of a
+//! request, and what a change of them changes.
+
+mod diff;
+mod explain;
+mod replay;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,14 +13,27 @@ use policies::{Diagnostic, HARNESS, PolicySet, Severity};
 use serde_json::{Value, json};
 
 use crate::args::{Global, Policy};
-use crate::failure::{CONFIGURATION, Failure, HOST};
+use crate::failure::{CONFIGURATION, Failure, HOST, USAGE};
 use crate::place;
 use crate::term;
 
-pub fn policy(global: &Global, what: Policy) -> Result<ExitCode, Failure> {
+pub async fn policy(global: &Global, what: Policy) -> Result<ExitCode, Failure> {
     match what {
         Policy::Check { dir, here } => check(global, &dir, here),
+        Policy::Explain(options) => explain::run(global, &options),
+        Policy::Diff { before, after } => diff::run(global, &before, &after),
+        Policy::Replay { file, policies } => replay::run(global, file.as_deref(), &policies).await,
     }
+}
+
+/// One environment of a set.
+fn environment<'a>(set: &'a PolicySet, name: &str) -> Result<&'a policies::Policy, Failure> {
+    set.environment(name).map(|policy| &**policy).ok_or_else(|| {
+        let names: Vec<&str> = set.names().collect();
+        Failure::new(format!("there is no environment {name:?}"))
+            .with_hint(format!("the directory has {}", names.join(", ")))
+            .with_status(USAGE)
+    })
 }
 
 /// The policies of a directory, or all that is wrong with them as one failure.

@@ -157,6 +157,7 @@ fn what_is_asked(name: &str, input: &Value) -> String {
         "edit" => {
             format!("{}\n- {}\n+ {}", field("file_path"), field("old_string"), field("new_string"))
         }
+        "web_fetch" => field("url"),
         "glob" | "grep" => format!("{} {}", field("pattern"), field("path")),
         _ => input.to_string(),
     }

@@ -40,7 +40,7 @@ pub struct Execute {
     pub environment: String,
     /// A directory from [`ExecRequest::Workspace`]; none: the session's own workspace.
     pub workspace: Option<WorkspaceId>,
-    /// `bash`, `read`, `write`, `edit`, `glob`, `grep`.
+    /// `bash`, `read`, `write`, `edit`, `glob`, `grep`, `web_fetch`.
     pub tool: String,
     pub input: Value,
 }

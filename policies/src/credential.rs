@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::client_file::{ClientFile, Cloud};
 use crate::host::Host;
 use crate::pattern::HostPattern;
 
@@ -23,6 +24,10 @@ pub struct Credential {
     pub hosts: Vec<HostPattern>,
     /// The variables under which the sandbox sees placeholders.
     pub env: Vec<String>,
+    /// The files of clients in which the sandbox sees placeholders.
+    pub files: Vec<ClientFile>,
+    /// The clouds whose metadata servers proxyd stands for, with placeholders.
+    pub metadata: Vec<Cloud>,
     /// What its placeholders look like, where the variables' names do not say it.
     pub shape: Option<String>,
     /// Whether it may go over plain HTTP.
@@ -160,6 +165,9 @@ pub enum Inject {
     Bearer,
     /// `Authorization: Basic base64(USER:VALUE)`.
     Basic { user: String },
+    /// What an image registry takes: a token of the server that it names, had with the user and
+    /// the value; `Basic` where it names none.
+    Registry { user: String },
     /// A header of its own; `{}` in the template stands for the value. The name is lower case.
     Header { name: String, template: String },
     /// A parameter of the query.
@@ -219,6 +227,9 @@ pub enum GrantKind {
     ClientCredentials,
     /// RFC 7523: the secret is the key that signs assertions.
     JwtBearer { issuer: String, subject: Option<String>, audience: String, key_id: Option<String> },
+    /// The secret is the user's password; the URL is the registry's `/v2/`, the hosts are patterns
+    /// of those that may be shown it. Made for a request, by the vault.
+    Registry { user: String, hosts: Vec<String> },
     /// The secret is the app's key; the URL is that of the installation's tokens.
     GithubApp { app: String, repositories: Vec<String>, permissions: BTreeMap<String, String> },
 }
@@ -250,7 +261,8 @@ impl Credential {
 
     /// Whether another value may be had from others where an upstream refuses this one.
     pub fn is_replaceable(&self) -> bool {
-        self.grant.is_some() || self.secret.is_remote()
+        let registry = matches!(self.inject, Inject::Registry { .. });
+        self.grant.is_some() || registry || self.secret.is_remote()
     }
 
     /// Whether this credential's own list lets it go to the host.

@@ -4,6 +4,7 @@
 //! Each table has its own module; [`lint`] checks what spans tables. What comes out needs no
 //! further checks.
 
+mod client_files;
 mod credentials;
 mod egress;
 mod grants;
@@ -44,6 +45,7 @@ pub const KEYS: &[(&str, &[&str])] = &[
     ("credentials.NAME", credentials::CREDENTIAL),
     ("credentials.NAME.inject", inject::INJECT),
     ("credentials.NAME.inject.basic", inject::BASIC),
+    ("credentials.NAME.inject.registry", inject::BASIC),
     ("credentials.NAME.inject.header", inject::HEADER),
     ("credentials.NAME.inject.aws-sigv4", inject::SIGV4),
     ("credentials.NAME.inject.oauth2", grants::OAUTH2),

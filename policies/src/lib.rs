@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod client_file;
 pub mod credential;
 pub mod denial;
 pub mod diagnostic;
@@ -32,8 +33,10 @@ pub mod policy;
 pub mod sandbox;
 pub mod set;
 mod shipped;
+mod uses;
 
 pub use address::AddressRange;
+pub use client_file::{AWS_PAIR, ClientFile, Cloud};
 pub use credential::{
     Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef,
     When, is_secret_name,

@@ -204,7 +204,8 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     (
         "{ bearer = true }",
         "{ client-certificate = true, bearer = true }",
-        "exactly one of bearer, basic, header, query, placeholder, aws-sigv4, client-certificate\n",
+        "exactly one of bearer, basic, registry, header, query, placeholder, aws-sigv4, \
+         client-certificate\n",
     ),
     (
         "{ bearer = true }",

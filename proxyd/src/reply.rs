@@ -33,6 +33,10 @@ const CLIENT_GONE: u16 = 499;
 pub const LEASE_BUSY: &str = "lease_busy";
 pub const BODIES_BUSY: &str = "bodies_busy";
 pub const BUSY_HINT: &str = "send it again when others have ended";
+const CERTIFICATE_REFUSED_HINT: &str = "the operator checks that the host knows this certificate, and that it has not ended: \
+     cleanhands secret list";
+const CERTIFICATE_WANTED_HINT: &str = "if this is meant, the operator gives the rule a credential with \
+     inject = { client-certificate = true }";
 /// When a client may try again, as `Retry-After` says it.
 const RETRY_SECONDS: &[u8] = b"1";
 
@@ -145,6 +149,14 @@ impl From<UpstreamError> for Refusal {
             UpstreamError::Connect { .. } => (502, "upstream_connect"),
             UpstreamError::Timeout { .. } => (504, "upstream_timeout"),
             UpstreamError::Tls { .. } => (502, "upstream_tls"),
+            UpstreamError::CertificateRefused { .. } => {
+                return Self::failed(502, "credential_refused_upstream", error.to_string())
+                    .with_hint(CERTIFICATE_REFUSED_HINT);
+            }
+            UpstreamError::CertificateWanted { .. } => {
+                return Self::failed(502, "upstream_certificate", error.to_string())
+                    .with_hint(CERTIFICATE_WANTED_HINT);
+            }
             UpstreamError::Send { .. } => (502, "upstream_closed"),
             UpstreamError::Full { .. } | UpstreamError::Busy { .. } => (503, "upstream_busy"),
             UpstreamError::Proxy { hint, .. } => {

@@ -4,6 +4,8 @@
 //! in the audit; a request that was allowed leaves its outcome there however it ends, because the
 //! record is made when [`Outcome`] is dropped.
 
+mod own;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +34,7 @@ use crate::reply::form::Form;
 use crate::reply::{self, Refusal};
 use crate::scrub::{self, ACCEPTED_ENCODINGS};
 use crate::upstream::{Link, Retry, UpstreamError, Want};
+use crate::vault::Access;
 
 /// How long and for how much of a body a refusal over HTTP/2 waits.
 const BODY_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
@@ -82,6 +85,9 @@ pub async fn answer(scene: &Scene, asked: &mut Asked<'_>) {
             return refuse(scene, asked, &refusal, &id).await;
         }
     };
+    if let Some(own) = own::find(scene, &asked.head) {
+        return own::serve(scene, asked, own, line, &id).await;
+    }
     match judge(scene, asked, line).await {
         Ok(judged) => carry(scene, asked, judged, &id).await,
         Err(refusal) => refuse(scene, asked, &refusal, &id).await,
@@ -160,7 +166,7 @@ async fn decide_and_inject(
     if let Some(spare) = &mut spare {
         prepare_for_search(&mut spare.headers);
     }
-    let credential = permit.credential().map(|credential| credential.name.clone());
+    let credential = permit.carries();
     let given = Given { generation, credential };
     let entry = scene.lease.flows.enter(Flow::Request(request), given);
     Ok((permit, injected, spare, guard, entry))
@@ -287,20 +293,27 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &Reques
         outcome.done();
     }
     if outcome.tally.status() == Some(401)
-        && let Some((token, credential, host)) = replaceable
+        && let Some(((token, access), credential, host)) = replaceable
     {
         let vault = scene.daemon.vault.clone();
         scene.daemon.tasks.spawn(async move {
             // The next request says what is wrong, if something is.
-            let _ = vault.render_again(&credential, &host, token).await;
+            let _ = vault.render_again(&credential, &host, access, token).await;
         });
     }
 }
 
 /// What another token is to be fetched by, for the requests to come, once this one was refused for
 /// a request that could not be sent again.
-fn replaceable(permit: &Permit, injected: &Injected) -> Option<(u64, Arc<Credential>, Host)> {
-    Some((injected.token?, Arc::clone(permit.credential()?), permit.host().clone()))
+fn replaceable(
+    permit: &Permit,
+    injected: &Injected,
+) -> Option<((u64, Option<Access>), Arc<Credential>, Host)> {
+    Some((
+        (injected.token?, injected.access.clone()),
+        Arc::clone(permit.credential()?),
+        permit.host().clone(),
+    ))
 }
 
 /// Finds a connection, sends the head, moves both bodies. A request is sent once more only where
@@ -319,6 +332,7 @@ async fn exchange(
         && matches!(&asked.head.method[..], b"GET" | b"HEAD" | b"OPTIONS");
     let behalf = &scene.lease.behalf;
     let want = if asked.upgrade.is_some() { Want::Http1Only } else { asked.want };
+    let permit = (permit, going.injected.shown.take());
     let mut link = upstreams.link(permit, scene.scheme, behalf, want, !repeatable).await?;
     outcome.line.address = Some(link.address.to_string());
     upstreams.note(&link, flow);
@@ -345,7 +359,7 @@ async fn exchange(
             let retry = retry(&failure, &link, repeatable, asked.framing == Framing::None);
             let Some(retry) = retry.filter(|_| left > 0 && !asked.responder.has_started()) else {
                 pass_reset_on(&failure, asked);
-                return Err(failure.into());
+                return Err(failure.told(&link));
             };
             link = upstreams.redial(link, retry).await?;
         }
@@ -363,7 +377,7 @@ async fn with_another_token(
     mut head: RequestHead,
     link: Link,
 ) -> Result<Link, Refusal> {
-    let refused = going.injected.token.unwrap_or_default();
+    let refused = (going.injected.token.unwrap_or_default(), going.injected.access.take());
     let vault = &scene.daemon.vault;
     going.injected =
         inject::inject_again(link.permit(), vault, &mut head, refused, &scene.lease.held).await?;
@@ -412,6 +426,17 @@ struct Going {
 enum Attempt {
     Send(UpstreamError),
     Exchange(ExchangeError),
+}
+
+impl Attempt {
+    /// The refusal, in the words of the upstream's alert where it says something of certificates.
+    fn told(self, link: &Link) -> Refusal {
+        let text = match &self {
+            Self::Send(error) => error.to_string(),
+            Self::Exchange(error) => error.to_string(),
+        };
+        link.told(&text).map_or_else(|| self.into(), Refusal::from)
+    }
 }
 
 impl From<Attempt> for Refusal {

@@ -5,13 +5,17 @@
 //! trust, never that. Idle connections are kept per owner, environment, host and credential, and an
 //! address is judged by the permit again before a kept connection is used.
 
+mod alert;
 pub mod dial;
+pub mod elsewhere;
 mod error;
 mod eyeballs;
+mod identities;
 pub mod outbound;
 pub mod pool;
 mod resolve;
 pub mod shared;
+mod telling;
 pub mod trust;
 mod via;
 pub mod way;
@@ -30,7 +34,7 @@ use crate::relay::answer::Answer;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
 use crate::relay::{h1, h2};
-use crate::vault::Vault;
+use crate::vault::{Shown, Vault};
 use dial::{Dialer, Endpoint, Raw};
 pub use error::UpstreamError;
 use pool::{Key, Pool};
@@ -117,16 +121,23 @@ impl Upstreams {
         Ok(())
     }
 
-    /// A connection for the request that `permit` allows. `fresh` asks for a new one: a request
-    /// that must not be sent twice does not go on a connection that may be closing.
+    /// A connection for the request that `permit` allows, opened with `shown`. `fresh` asks for a
+    /// new one: a request that must not be sent twice does not go on a connection that may be
+    /// closing.
     pub async fn link(
         &self,
-        permit: Permit,
+        (permit, shown): (Permit, Option<Arc<Shown>>),
         scheme: Scheme,
         behalf: &Arc<Behalf>,
         want: Want,
         fresh: bool,
     ) -> Result<Link, UpstreamError> {
+        // Nothing goes without what its rule gives it.
+        let given = permit.certificate().map(|certificate| &certificate.name);
+        if given != shown.as_ref().map(|shown| &shown.credential) {
+            let reason = "its connection is not the one that its rule asks for".to_owned();
+            return Err(UpstreamError::Send { host: permit.host().to_string(), reason });
+        }
         let key = Key {
             shard: crate::shards::here(),
             tenant: Arc::clone(&behalf.tenant),
@@ -135,6 +146,7 @@ impl Upstreams {
             host: permit.host().clone(),
             port: permit.port(),
             credential: permit.credential().map(|credential| credential.name.clone()),
+            shown,
         };
         if let Some((wire, address)) = self.kept(&key, &permit, want, fresh) {
             return Ok(self.made(permit, key, want, behalf, (wire, address), true));
@@ -220,23 +232,18 @@ impl Upstreams {
     ) -> Result<(Wire, Endpoint), UpstreamError> {
         let addresses = self.dialer.addresses(permit, &key.way).await?;
         let _opening = self.make_room(&key.way);
+        let tls = |alpn| self.dialer.tls(permit, &addresses, alpn, key.shown.as_ref());
         let dialled = match (key.scheme, want) {
             (Scheme::Http, _) => self.dialer.plain(permit, &addresses).await?,
-            (Scheme::Https, Want::Http2) => {
-                self.dialer.tls(permit, &addresses, Alpn::Either).await?
-            }
+            (Scheme::Https, Want::Http2) => tls(Alpn::Either).await?,
             (Scheme::Https, Want::Http1Only) => {
                 self.dialer.upgradable(permit, &key.way)?;
-                self.dialer.tls(permit, &addresses, Alpn::Http1).await?
+                tls(Alpn::Http1).await?
             }
-            (Scheme::Https, Want::Http1) => {
-                match self.dialer.tls(permit, &addresses, Alpn::Http1).await {
-                    Err(error) if dial::is_other_protocol(&error) => {
-                        self.dialer.tls(permit, &addresses, Alpn::Http2).await?
-                    }
-                    other => other?,
-                }
-            }
+            (Scheme::Https, Want::Http1) => match tls(Alpn::Http1).await {
+                Err(error) if dial::is_other_protocol(&error) => tls(Alpn::Http2).await?,
+                other => other?,
+            },
         };
         let address = dialled.address;
         // Over plain HTTP a client that speaks HTTP/2 knows that its server does (RFC 9113,
@@ -345,6 +352,12 @@ impl Link {
     /// What the connection is for.
     pub fn permit(&self) -> &Permit {
         &self.permit
+    }
+
+    /// What the failure of an exchange on it means, where it tells about certificates.
+    pub fn told(&self, failure: &str) -> Option<UpstreamError> {
+        let whose = self.key.way.shows(self.key.shown.as_ref());
+        alert::told(failure, &self.permit, whose.as_deref())
     }
 
     /// Whether other requests use the connection too. A head that could not be sent on such a

@@ -20,6 +20,8 @@ const SANDBOXES_MAX: usize = 1_000;
 /// Half-made sandboxes that are kept for each environment in use: for a session and a few commands
 /// that begin at once. Each takes what an idle sandbox takes.
 const CELLS_READY: usize = 3;
+/// Unpacked images and layers of packages: a few large images and what is installed over them.
+const TEMPLATES_BYTES: u64 = 20 << 30;
 /// More would only be memory.
 const CELLS_READY_MAX: usize = 64;
 
@@ -62,6 +64,7 @@ struct Raw {
     uid_range: Option<UidRange>,
     sandboxes_max: Option<usize>,
     cells_ready: Option<usize>,
+    templates_bytes: Option<u64>,
 }
 
 /// The uids, and gids alike, that sandboxes get where sandboxd may give out any.
@@ -87,6 +90,8 @@ pub struct Config {
     pub sandboxes_max: usize,
     /// Half-made sandboxes kept for each environment in use; 0: none.
     pub cells_ready: usize,
+    /// All templates together; beyond that the longest unused go.
+    pub templates_bytes: u64,
 }
 
 /// Why there is no configuration.
@@ -208,6 +213,7 @@ fn check(flags: Flags, raw: Raw, sha256: Option<String>) -> Result<Config, Confi
         uid_range,
         sandboxes_max,
         cells_ready,
+        templates_bytes: raw.templates_bytes.unwrap_or(TEMPLATES_BYTES),
     })
 }
 

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cell::{CellCommand, CellError, ExitOf, Running};
 use crate::execute::Service;
 use crate::plan::WORKSPACE;
-use crate::sandbox::{Sandbox, Wanted};
+use crate::sandbox::{InUse, Sandbox, Wanted};
 use crate::workspace::{Workspace, Workspaces};
 
 /// Registrations at once, and clients that are yet to be refused, beside one command for each
@@ -150,7 +150,7 @@ async fn execute(
     // Held while the command runs, so that its sandbox is never taken for idle; its requests carry
     // the id in the audit.
     let call = CallId::random();
-    let in_use = service.sandboxes.make(wanted, &call).await?;
+    let in_use = make(channel, service, wanted, &call).await?;
     let sandbox = &in_use.sandbox;
     sandbox.lease().call_started(&call).await;
     let outcome = run(channel, sandbox, asked).await;
@@ -168,6 +168,35 @@ async fn execute(
     let exited = ExecReply::Exited { exit_code: exit.code, signal: exit.signal };
     let _ = channel.send(&exited, &[]).await;
     Ok(())
+}
+
+/// Makes the sandbox, and meanwhile tells the client what is being made for it first.
+async fn make(
+    channel: &Channel,
+    service: &Arc<Service>,
+    wanted: Wanted,
+    call: &CallId,
+) -> Result<InUse, Fault> {
+    let environment = wanted.environment.clone();
+    let mut lines = service.sandboxes.templates.lines();
+    let mut making = std::pin::pin!(service.sandboxes.make(wanted, call));
+    loop {
+        tokio::select! {
+            biased;
+            made = &mut making => return made,
+            line = lines.recv() => if let Ok((about, line)) = line
+                && about == environment
+            {
+                // A client that has gone is noticed by whoever sends the next thing that matters.
+                let _ = channel.send(&ExecReply::Noted { lines: vec![line] }, &[]).await;
+            },
+            // A signal, or the end: nobody waits for this sandbox any more. What is shared and was
+            // begun for it is completed for the next.
+            _ = channel.receive::<ExecRequest>() => {
+                return Err(Fault::new(Code::Unavailable, "interrupted before the command began"));
+            }
+        }
+    }
 }
 
 /// Runs the command to its end; None when the client left first.

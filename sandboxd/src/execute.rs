@@ -325,7 +325,9 @@ impl Service {
         counted.tell(&mut receipt, &sandbox.cell, &peak, &sandbox.table);
         // What it waits for from here on is not its own.
         receipt.duration_ms = millis(call.begun.elapsed());
-        let ended = receipt.exit_code.is_some() || receipt.outcome == Outcome::TimedOut;
+        let ended = receipt.exit_code.is_some()
+            || receipt.outcome == Outcome::TimedOut
+            || receipt.tool == "web_fetch";
         if receipt.is_error && ended {
             let lines = sandbox.lease().refusals(&call.request.call).await;
             receipt::add_refusals(&mut receipt, &lines);

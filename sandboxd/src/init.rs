@@ -33,6 +33,7 @@ mod confine;
 mod netlink;
 mod network;
 mod nftables;
+pub mod overlay;
 pub mod root;
 pub mod sample;
 mod spare;

@@ -25,6 +25,7 @@ pub mod pool;
 pub mod receipt;
 mod run;
 pub mod sandbox;
+pub mod templates;
 pub mod tools;
 pub mod trust;
 pub mod workspace;

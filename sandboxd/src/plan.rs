@@ -42,6 +42,12 @@ pub struct SandboxPlan {
     pub apart: Apart,
     /// On the host: the directory that sandboxd's own workspaces are in.
     pub workspaces: Option<PathBuf>,
+    /// On the host: the directory of templates, in which the root may lie although it is sandboxd's.
+    pub templates: Option<PathBuf>,
+    /// On the host: trees over the root's own directories, the highest first (`init::overlay`).
+    pub layers: Vec<PathBuf>,
+    /// A layer that the commands of this sandbox fill.
+    pub build: Option<Mount>,
     /// On the host: what is shown as `trust::KEY_STORE`, if anything is.
     pub key_store: Option<PathBuf>,
     /// Written into the private root before anything runs.
@@ -111,11 +117,6 @@ pub enum PlanError {
     #[error("cannot mount twice at {target}")]
     Twice { target: PathBuf },
     #[error(
-        "packages are asked for, which this version cannot install: have them in the root, or \
-         install them in the sandbox"
-    )]
-    Packages,
-    #[error(
         "limits are required, and this version limits disk for each file only, not for the whole \
          workspace"
     )]
@@ -165,6 +166,9 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
         apart: Apart::default(),
         key_store: None,
         workspaces: None,
+        templates: None,
+        layers: Vec::new(),
+        build: None,
         env: env(table),
         limits: limits(table),
         landlock_floor: table.landlock_floor,
@@ -174,11 +178,7 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
 
 /// Refuses what would silently be less than the policy says.
 fn check_means(table: &SandboxTable) -> Result<(), PlanError> {
-    match table {
-        SandboxTable { packages, .. } if !packages.is_empty() => Err(PlanError::Packages),
-        SandboxTable { limits_required: true, .. } => Err(PlanError::Limits),
-        _ => Ok(()),
-    }
+    if table.limits_required { Err(PlanError::Limits) } else { Ok(()) }
 }
 
 /// An absolute path without `.`, `..` and doubled slashes.
@@ -312,12 +312,8 @@ mod tests {
 
     #[test]
     fn what_this_version_cannot_do_is_refused_and_not_left_out() {
-        let mut packages = policies::Packages::default();
-        packages.pip.push("requests".into());
-        let packages = SandboxTable { packages, ..SandboxTable::default() };
         let limits = SandboxTable { limits_required: true, ..SandboxTable::default() };
 
-        assert_eq!(plan(&packages, &facts()), Err(PlanError::Packages));
         assert_eq!(plan(&limits, &facts()), Err(PlanError::Limits));
     }
 

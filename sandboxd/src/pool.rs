@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::cell::Cell;
 use crate::lease::{Event, Lease};
 use crate::plan::SandboxPlan;
+use crate::templates::Held;
 
 /// For how long after its last use an environment is kept ready.
 const KEPT: Duration = Duration::from_secs(300);
@@ -39,6 +40,8 @@ pub struct Shape {
     pub owner: String,
     pub policy: Arc<Policy>,
     pub plan: SandboxPlan,
+    /// What of the plan is shared, and kept while this is.
+    pub templates: Vec<Arc<Held>>,
 }
 
 impl PartialEq for Shape {

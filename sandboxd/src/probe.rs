@@ -157,6 +157,9 @@ fn scratch() -> SandboxPlan {
         landlock_floor: 1,
         ports: Vec::new(),
         workspaces: None,
+        templates: None,
+        layers: Vec::new(),
+        build: None,
     }
 }
 

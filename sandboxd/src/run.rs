@@ -29,8 +29,9 @@ use crate::journal::{Journal, JournalError};
 use crate::owner::Owners;
 use crate::probe::{self, HostFacts, ProbeError};
 use crate::receipt;
-use crate::sandbox::Sandboxes;
+use crate::sandbox::{Sandboxes, Stores};
 use crate::sys;
+use crate::templates::Templates;
 use crate::trust::store::KeyStores;
 use crate::workspace::Workspaces;
 use crate::zygote::{Identities, Zygote, ZygoteError};
@@ -190,13 +191,14 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
         .map_err(start("cannot open the workspaces"))?;
     let key_stores = KeyStores::open(state.join("trust"))
         .map_err(start("cannot open the stores of certificates"))?;
+    let templates = Templates::open(state.join("templates"), config.templates_bytes)
+        .map_err(start("cannot open the templates"))?;
     let environments = Environments::new(config.layout.policies.clone());
     let lease_socket = config.layout.proxyd_lease();
     let sandboxes = Arc::new(Sandboxes::new(
         zygote,
         environments,
-        workspaces,
-        key_stores,
+        Stores { workspaces, key_stores, templates },
         lease_socket,
         config.sandboxes_max,
         config.cells_ready,
@@ -253,6 +255,9 @@ async fn tidy(sandboxes: Arc<Sandboxes>) {
     loop {
         tokio::time::sleep(TIDY_INTERVAL).await;
         sandboxes.tidy_pool();
+        let templates = Arc::clone(&sandboxes.templates);
+        // It walks directories; what it could not do it tries again the next time.
+        let _ = tokio::task::spawn_blocking(move || templates.tidy()).await;
     }
 }
 

@@ -9,6 +9,7 @@
 //! Half-made ones wait in a [`Pool`]; the making itself, with or without one, is in [`making`].
 
 mod making;
+mod template;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ use crate::cell::Cell;
 use crate::environments::Environments;
 use crate::lease::{Event, Lease};
 use crate::pool::{Next, Pool, Ready};
+use crate::templates::{Held, Templates};
 use crate::tools::bash;
 use crate::trust::store::KeyStores;
 use crate::workspace::{Workspace, Workspaces};
@@ -71,6 +73,7 @@ pub struct Sandbox {
     pub workspace: PathBuf,
     /// The tree that its system directories are shown from.
     root: PathBuf,
+    _templates: Vec<Arc<Held>>,
     pub created_at: String,
     pub provision_us: u64,
     /// The persistent shell; whoever holds the lock runs a command in it.
@@ -118,6 +121,7 @@ pub struct Sandboxes {
     pub environments: Environments,
     pub workspaces: Workspaces,
     key_stores: KeyStores,
+    pub templates: Arc<Templates>,
     lease_socket: PathBuf,
     pool: Pool,
     living_max: usize,
@@ -132,12 +136,19 @@ pub struct Sandboxes {
     broken: CancellationToken,
 }
 
+/// What sandboxes have in sandboxd's state.
+#[derive(Debug)]
+pub struct Stores {
+    pub workspaces: Workspaces,
+    pub key_stores: KeyStores,
+    pub templates: Arc<Templates>,
+}
+
 impl Sandboxes {
     pub fn new(
         zygote: Zygote,
         environments: Environments,
-        workspaces: Workspaces,
-        key_stores: KeyStores,
+        stores: Stores,
         lease_socket: PathBuf,
         living_max: usize,
         ready: usize,
@@ -149,12 +160,14 @@ impl Sandboxes {
             }
             Identities::Own => living_max,
         };
+        let Stores { workspaces, key_stores, templates } = stores;
         Self {
             pool: Pool::new(ready, living_max),
             zygote,
             environments,
             workspaces,
             key_stores,
+            templates,
             lease_socket,
             living_max,
             room: Arc::new(Semaphore::new(living_max)),

@@ -191,7 +191,7 @@ impl Workspaces {
 /// Removes a tree whose makers may have meant harm: no link is followed, and depth costs neither
 /// stack nor descriptors, because every directory found is moved up to the top before it is
 /// emptied. What cannot be removed is left and logged.
-fn empty_and_remove(top: &Path) {
+pub(crate) fn empty_and_remove(top: &Path) {
     if let Err(error) = try_empty(top).and_then(|()| rustix::fs::rmdir(top)) {
         tracing::warn!(path = %top.display(), %error, "cannot remove a workspace");
     }

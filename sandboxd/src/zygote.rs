@@ -134,8 +134,9 @@ fn take(
 fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failure> {
     let given = match make.uid {
         Some(uid) => {
-            let SandboxPlan { mounts, apart, .. } = &make.plan;
-            means.owners.prepare(mounts, apart, uid, make.range, &mut means.mappings)?
+            let SandboxPlan { mounts, apart, build, .. } = &make.plan;
+            let mounts = [mounts, build.as_slice()].concat();
+            means.owners.prepare(&mounts, apart, uid, make.range, &mut means.mappings)?
         }
         None => Vec::new(),
     };

@@ -85,7 +85,7 @@ async fn what_this_version_cannot_do_is_refused_with_the_reason() {
 
     for (environment, reason) in [
         ("strict", "limits are required, and this version limits disk for each file only"),
-        ("packed", "packages are asked for, which this version cannot install"),
+        ("packed", "packages and setup commands run under the policy \"packages\""),
         ("rootless", "/nonexistent"),
     ] {
         let mut call = daemon.bash_request(&session, "true");

@@ -1,7 +1,7 @@
 //! The `tools` array of an agent: read, checked, and written back with every default spelled out.
 //!
-//! What the wire API has and this version does not offer (web tools, MCP toolsets, the `auto`
-//! policy) is refused by name when it is asked for. The two web tools stand in answers as disabled,
+//! What the wire API has and this version does not offer (web search, MCP toolsets, the
+//! `auto` policy) is refused by name when it is asked for. `web_search` stands in answers as disabled,
 //! so that a client that reads, edits and sends back the array meets no surprise.
 
 use serde_json::{Map, Value, json};
@@ -11,9 +11,13 @@ use super::fields::Fields;
 
 pub const TOOLSET: &str = "agent_toolset_20260401";
 /// The tools of the toolset that sandboxes have.
-pub const OFFERED: [&str; 6] = ["bash", "edit", "read", "write", "glob", "grep"];
+pub const OFFERED: [&str; 7] = ["bash", "edit", "read", "write", "glob", "grep", "web_fetch"];
 /// The tools of the toolset that this version does not have.
-const ABSENT: [&str; 2] = ["web_fetch", "web_search"];
+const ABSENT: [&str; 1] = ["web_search"];
+/// What the web tools alone can be told, and nothing here enforces: the policy file says where an
+/// environment's requests may go.
+const WEB_KEYS: [&str; 5] =
+    ["allowed_domains", "blocked_domains", "url_sources", "user_location", "max_content_tokens"];
 /// Most entries of `tools` and most tools in all: the documented limits.
 const ENTRIES_MAX: usize = 128;
 const NAME_CHARS_MAX: usize = 128;
@@ -102,10 +106,11 @@ fn toolset(path: &str, mut fields: Fields<'_>) -> Result<Value, ApiError> {
             if setting.enabled {
                 return Err(ApiError::unsupported(&format!("{path}.name: {name}")));
             }
-            for key in ["allowed_domains", "blocked_domains", "url_sources", "user_location"] {
+        }
+        if name.starts_with("web_") {
+            for key in WEB_KEYS {
                 config.unsupported(key)?;
             }
-            config.unsupported("max_content_tokens")?;
         }
         config.finish()?;
         if given.iter().any(|(other, _)| *other == name) {
@@ -251,7 +256,8 @@ mod tests {
         assert_eq!(tools[0]["default_config"]["enabled"], true);
         assert_eq!(tools[0]["default_config"]["permission_policy"]["type"], "always_allow");
         assert_eq!(config(&tools, "bash")["enabled"], true);
-        assert_eq!(config(&tools, "web_fetch")["enabled"], false);
+        assert_eq!(config(&tools, "web_fetch")["enabled"], true);
+        assert_eq!(config(&tools, "web_search")["enabled"], false);
         assert_eq!(tools[0]["configs"].as_array().unwrap().len(), 8);
     }
 

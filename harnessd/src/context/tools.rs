@@ -1,4 +1,4 @@
-//! What the model is told about each tool: sandboxd's six, and the client's own.
+//! What the model is told about each tool: sandboxd's, and the client's own.
 //!
 //! The schemas are those of `agent_toolset_20260401`, sent as ordinary custom tools, so that any
 //! server of the Messages API can take them.
@@ -28,6 +28,7 @@ fn sandbox_tool(name: &str) -> (&'static str, Value) {
         "edit" => (EDIT, edit()),
         "glob" => (GLOB, glob()),
         "grep" => (GREP, grep()),
+        "web_fetch" => (WEB_FETCH, web_fetch()),
         // Not made by the API; a log of a later version may hold one.
         _ => ("A tool of the sandbox.", json!({ "type": "object" })),
     }
@@ -44,6 +45,9 @@ const EDIT: &str = "Replaces a text in a file in the sandbox. old_string must oc
 const GLOB: &str = "Finds files in the sandbox by a pattern such as **/*.rs, newest first.";
 const GREP: &str = "Searches files in the sandbox for a regular expression; answers with lines of \
     the form path:line:text.";
+const WEB_FETCH: &str = "Fetches one page of the web by its address and gives its text (HTML is \
+    made readable), or the image or PDF that it is. Only hosts that the environment allows are \
+    reached.";
 
 fn bash() -> Value {
     json!({
@@ -106,6 +110,16 @@ fn glob() -> Value {
             "path": { "type": "string", "description": "Where to begin; else /workspace." }
         },
         "required": ["pattern"]
+    })
+}
+
+fn web_fetch() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "url": { "type": "string", "description": "An http or https address." }
+        },
+        "required": ["url"]
     })
 }
 

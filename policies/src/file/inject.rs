@@ -7,6 +7,7 @@ use crate::credential::{Grant, Inject, Place};
 pub(crate) const INJECT: &[&str] = &[
     "bearer",
     "basic",
+    "registry",
     "header",
     "query",
     "placeholder",
@@ -82,6 +83,9 @@ pub(crate) fn read(
     };
     let message = match inject {
         _ if grant.is_none() => "",
+        Some(Inject::Registry { .. }) => {
+            "a registry has tokens of its own: \"registry\" stands alone"
+        }
         Some(Inject::AwsSigV4 { .. }) => "a token signs no request: \"aws-sigv4\" stands alone",
         Some(Inject::ClientCertificate) => {
             "a token is no certificate: \"client-certificate\" stands alone"
@@ -102,7 +106,8 @@ fn place_of(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str) -> Option<
     match kind {
         "bearer" => on(reader, table, kind, Inject::Bearer),
         "client-certificate" => on(reader, table, kind, Inject::ClientCertificate),
-        "basic" => basic(reader, table),
+        "basic" => Some(Inject::Basic { user: user(reader, table, kind)? }),
+        "registry" => Some(Inject::Registry { user: user(reader, table, kind)? }),
         "header" => header(reader, table),
         "query" => query(reader, table),
         "placeholder" => placeholder(reader, table),
@@ -119,20 +124,21 @@ fn on(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str, inject: Inject) 
     on.then_some(inject)
 }
 
-fn basic(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {
-    let user = if table.is_string("basic") {
-        table.string(reader, "basic")?
+/// The user of a kind that shows a password.
+fn user(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str) -> Option<String> {
+    let user = if table.is_string(kind) {
+        table.string(reader, kind)?
     } else {
-        let inner = table.section(reader, "basic")?;
+        let inner = table.section(reader, kind)?;
         inner.check_keys(reader, BASIC);
-        required(reader, &inner, "user", "basic = { user = \"x-access-token\" }")?
+        required(reader, &inner, "user", &format!("{kind} = {{ user = \"x-access-token\" }}"))?
     };
     // RFC 7617 section 2: the first colon ends the user.
     if user.value.contains(|c: char| c == ':' || c.is_control()) {
         reader.error(&user.span, "a user holds no colon and no control character");
         return None;
     }
-    Some(Inject::Basic { user: user.value })
+    Some(user.value)
 }
 
 fn header(reader: &mut Reader<'_>, table: &Section<'_>) -> Option<Inject> {

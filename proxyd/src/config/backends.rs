@@ -21,8 +21,6 @@ const REFRESH: Duration = Duration::from_secs(300);
 /// How long a server's value serves beyond that while the server cannot be asked.
 pub(super) const STALE: Duration = Duration::from_secs(300);
 const REFRESH_MIN: Duration = Duration::from_secs(1);
-/// Nodes of one server besides the first.
-const NODES_MAX: usize = 8;
 /// What was revoked elsewhere must not serve for ever.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -50,8 +48,6 @@ pub(super) struct FileCommand {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct FileOpenBao {
     url: String,
-    #[serde(default)]
-    nodes: Vec<String>,
     namespace: Option<String>,
     #[serde(default)]
     mounts: Vec<String>,
@@ -67,8 +63,6 @@ struct FileLogin {
     mount: Option<String>,
     role: Option<String>,
     secret: Option<String>,
-    #[serde(default)]
-    wrapped: bool,
 }
 
 /// Everything of the file that the vault asks others by, checked.
@@ -82,10 +76,8 @@ pub struct Backends {
 /// An OpenBao or Vault server, and how the vault is known to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenBao {
-    /// `https://…`, without a slash at its end: the node that is asked first.
+    /// `https://…`, without a slash at its end.
     pub url: String,
-    /// Others, each of which may turn out to be the active one.
-    pub nodes: Vec<String>,
     pub namespace: Option<String>,
     /// Mounts of more than one segment.
     pub mounts: Vec<String>,
@@ -96,8 +88,6 @@ pub struct OpenBao {
     pub role: String,
     /// What is shown: the secret id, the JWT, the token.
     pub secret: Option<SecretRef>,
-    /// The secret of the store is a wrapping of the secret id.
-    pub wrapped: bool,
     pub freshness: Freshness,
 }
 
@@ -114,11 +104,11 @@ pub enum Method {
 
 impl FileOpenBao {
     fn check(self) -> Result<OpenBao, (&'static str, String)> {
-        let url = node(&self.url).map_err(|why| ("url", why))?;
-        let nodes = self.nodes.iter().map(|text| node(text)).collect::<Result<Vec<_>, _>>();
-        let nodes = nodes.map_err(|why| ("nodes", why))?;
-        if nodes.len() > NODES_MAX {
-            return Err(("nodes", format!("{NODES_MAX} at most")));
+        let url = self.url.trim_end_matches('/').to_owned();
+        match policies::split_url(&url) {
+            Ok((policies::Scheme::Https, _, _, path)) if path == "/" => {}
+            Ok(_) => return Err(("url", "https://HOST or https://HOST:PORT".to_owned())),
+            Err(why) => return Err(("url", why.to_string())),
         }
         let plain = |text: &String| {
             let legal = |b: u8| b.is_ascii_alphanumeric() || b"._~-/".contains(&b);
@@ -132,7 +122,7 @@ impl FileOpenBao {
         if !self.namespace.iter().all(visible) {
             return Err(("namespace", "visible characters only".to_owned()));
         }
-        let FileLogin { method, mount, role, secret, wrapped } = self.login;
+        let FileLogin { method, mount, role, secret } = self.login;
         let (default, wants_role, wants_secret) = match method {
             Method::Approle => ("approle", true, true),
             Method::Jwt => ("jwt", true, true),
@@ -154,34 +144,16 @@ impl FileOpenBao {
             };
             return Err(("login.secret", reason.to_owned()));
         }
-        let secret = secret.map(|s| kept(&s)).transpose().map_err(|why| ("login.secret", why))?;
-        let stored = secret.as_ref().is_some_and(|secret| secret.backend == Backend::Local);
-        if wrapped && !(method == Method::Approle && stored) {
-            let reason = "a wrapping of a secret id lies in the vault: method = \"approle\", \
-                          secret = \"local:NAME\"";
-            return Err(("login.wrapped", reason.to_owned()));
-        }
         Ok(OpenBao {
             url,
-            nodes,
             namespace: self.namespace,
             mounts: self.mounts,
             method,
             mount,
             role: role.unwrap_or_default(),
-            secret,
-            wrapped,
+            secret: secret.map(|s| kept(&s)).transpose().map_err(|why| ("login.secret", why))?,
             freshness: freshness(self.refresh, self.stale, STALE)?,
         })
-    }
-}
-
-fn node(text: &str) -> Result<String, String> {
-    let url = text.trim_end_matches('/').to_owned();
-    match policies::split_url(&url) {
-        Ok((policies::Scheme::Https, _, _, path)) if path == "/" => Ok(url),
-        Ok(_) => Err("https://HOST or https://HOST:PORT".to_owned()),
-        Err(why) => Err(why.to_string()),
     }
 }
 

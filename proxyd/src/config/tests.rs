@@ -48,12 +48,11 @@ read = ["/h"]
 write = ["/h/cache"]
 [openbao]
 url = "https://bao.example:8200/"
-nodes = ["https://two.example:8200/"]
 namespace = "team"
 mounts = ["kv/team"]
 refresh = "8s"
 stale = "3s"
-login = { method = "approle", mount = "here", role = "id", secret = "local:bao", wrapped = true }
+login = { method = "approle", mount = "here", role = "id", secret = "local:bao" }
 [aws]
 region = "eu-central-1"
 secrets-url = "https://secrets.example"
@@ -158,14 +157,12 @@ fn every_key_of_a_secret_server_has_its_effect() {
     let [refresh, stale] = [8, 3].map(Duration::from_secs);
     let expected = OpenBao {
         url: "https://bao.example:8200".into(),
-        nodes: vec!["https://two.example:8200".into()],
         namespace: Some("team".into()),
         mounts: vec!["kv/team".into()],
         method: Method::Approle,
         mount: "here".into(),
         role: "id".into(),
         secret: Some(policies::SecretRef::parse("local:bao").unwrap()),
-        wrapped: true,
         freshness: Freshness { refresh, stale },
     };
     assert_eq!(server, expected);
@@ -301,8 +298,6 @@ fn every_key_is_in_the_manual_and_tried_above() {
         "trusted-users",
         "key",
         "former-key",
-        "nodes",
-        "wrapped",
         "secret-directories",
         "command",
         "format",

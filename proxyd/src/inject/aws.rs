@@ -61,6 +61,8 @@ pub(super) async fn inject(
         credential: Some(credential.name.clone()),
         patterns: Some(rendered.patterns.clone()),
         token: None,
+        access: None,
+        shown: None,
     })
 }
 

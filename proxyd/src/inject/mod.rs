@@ -15,10 +15,12 @@ mod aws;
 mod basic;
 mod bearer;
 mod body;
+mod certificate;
 pub mod chunks;
 mod header;
 mod placeholder;
 mod query;
+mod registry;
 pub(crate) mod sigv4;
 mod slot;
 mod stray;
@@ -28,7 +30,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ipc::id::LeaseId;
-use policies::{Credential, Inject, Permit, Place, Policy, Scheme, When};
+use policies::{Backend, Credential, Inject, Permit, Place, Policy, Scheme, SecretRef, When};
 
 use crate::head::RequestHead;
 use crate::lease::share::{Exhausted, Share};
@@ -36,8 +38,9 @@ use crate::relay::body::BodyIn;
 use crate::relay::h1::framing::Framing;
 use crate::reply;
 use crate::scrub::Patterns;
-use crate::vault::{Rendered, Vault, VaultError};
+use crate::vault::{Access, Rendered, Shown, Vault, VaultError};
 pub use body::Payload;
+pub use stray::percent_decoded;
 
 /// On whose behalf a request is made.
 pub struct LeaseContext {
@@ -55,6 +58,10 @@ pub struct Injected {
     pub patterns: Option<Patterns>,
     /// Which token went in, where a refused one can be replaced by another.
     pub token: Option<u64>,
+    /// What it is good for at a registry.
+    pub access: Option<Access>,
+    /// What the connection is to be opened with.
+    pub shown: Option<Arc<Shown>>,
 }
 
 /// Why a request does not leave.
@@ -78,6 +85,9 @@ pub enum InjectError {
     /// The value cannot stand in its place.
     #[error("credential {credential:?} cannot be put into the request: {reason}")]
     Value { credential: String, reason: &'static str },
+    /// What is stored cannot be shown as a certificate.
+    #[error("credential {credential:?} cannot open a connection: {reason}")]
+    Certificate { credential: String, secret: SecretRef, reason: String },
     /// Whoever gives tokens for the secret refuses; an operator has to set a new one.
     #[error("credential {credential:?} needs a login: {reason}")]
     NeedsLogin { credential: String, secret: String, reason: String },
@@ -109,7 +119,10 @@ impl InjectError {
             Self::Unsigned { .. } => 403,
             Self::TooLong { .. } => 413,
             Self::Body(_) => 400,
-            Self::Missing { .. } | Self::Value { .. } | Self::NeedsLogin { .. } => 502,
+            Self::Missing { .. }
+            | Self::Value { .. }
+            | Self::Certificate { .. }
+            | Self::NeedsLogin { .. } => 502,
             Self::Busy(_) | Self::Vault(_) => 503,
         }
     }
@@ -121,7 +134,7 @@ impl InjectError {
             Self::Stray { .. } => "placeholder_stray",
             Self::Refused { .. } => "credential_refused",
             Self::Missing { .. } => "credential_missing",
-            Self::Value { .. } => "credential_unusable",
+            Self::Value { .. } | Self::Certificate { .. } => "credential_unusable",
             Self::NeedsLogin { .. } => "credential_needs_login",
             Self::Unsigned { .. } => "signature_refused",
             Self::TooLong { .. } => "body_too_long",
@@ -153,6 +166,12 @@ impl InjectError {
                     format!("an operator lets proxyd have {secret}: cleanhands secret list")
                 }
             }),
+            Self::Certificate { secret, .. } => Some(match secret.backend {
+                Backend::Local => {
+                    format!("an operator stores another: cleanhands secret set {}", secret.path)
+                }
+                _ => format!("an operator looks after {secret}"),
+            }),
             Self::Unsigned { .. } => {
                 Some("sign with the keys that this sandbox's environment holds".into())
             }
@@ -165,7 +184,7 @@ impl InjectError {
         }
     }
 
-    fn of_vault(error: VaultError, credential: &Credential) -> Self {
+    pub fn of_vault(error: VaultError, credential: &Credential) -> Self {
         let name = credential.name.clone();
         match error {
             VaultError::Missing(secret) => Self::Missing { credential: name, secret },
@@ -179,9 +198,27 @@ impl InjectError {
     }
 }
 
+/// Finds what the connection is to be opened with, and puts the credential that the permit names
+/// into the request.
+pub async fn inject(
+    permit: &Permit,
+    vault: &Vault,
+    context: &LeaseContext,
+    head: &mut RequestHead,
+    payload: &mut Payload<'_, '_>,
+) -> Result<Injected, InjectError> {
+    let shown = certificate::shown(permit, vault, context, head).await?;
+    let mut injected = inject_value(permit, vault, context, head, payload).await?;
+    if let Some(shown) = &shown {
+        let put_in = injected.credential.iter().map(|name| format!("{name}, "));
+        injected.credential = Some(put_in.chain([shown.credential.clone()]).collect());
+    }
+    Ok(Injected { shown, ..injected })
+}
+
 /// Puts the credential that the permit names into the request, after removing what the sandbox
 /// put into that slot. Without a credential it only refuses placeholders.
-pub async fn inject(
+async fn inject_value(
     permit: &Permit,
     vault: &Vault,
     context: &LeaseContext,
@@ -231,13 +268,18 @@ pub async fn inject(
         refuse_stray_placeholder(head)?;
         return Ok(Injected::default());
     }
-    let rendered = vault
-        .render(credential, permit.host())
-        .await
-        .map_err(|error| InjectError::of_vault(error, credential))?;
+    let access = match &credential.inject {
+        Inject::Registry { .. } => Some(registry::access(credential, permit.port(), head)?),
+        _ => None,
+    };
+    let rendered = match access.clone() {
+        Some(access) => vault.render_access(credential, permit.host(), access).await,
+        None => vault.render(credential, permit.host()).await,
+    };
+    let rendered = rendered.map_err(|error| InjectError::of_vault(error, credential))?;
     put(credential, head, payload, &own, &rendered)?;
     refuse_stray_placeholder(head)?;
-    Ok(Injected::of(credential, &rendered))
+    Ok(Injected { access, ..Injected::of(credential, &rendered) })
 }
 
 /// Puts another token in the place of one that the upstream refused: the request is as the sandbox
@@ -246,12 +288,12 @@ pub async fn inject_again(
     permit: &Permit,
     vault: &Vault,
     head: &mut RequestHead,
-    refused: u64,
+    (refused, access): (u64, Option<Access>),
     room: &Share,
 ) -> Result<Injected, InjectError> {
     let Some(credential) = permit.credential() else { return Ok(Injected::default()) };
     let rendered = vault
-        .render_again(credential, permit.host(), refused)
+        .render_again(credential, permit.host(), access.clone(), refused)
         .await
         .map_err(|error| InjectError::of_vault(error, credential))?;
     slot::clear(&credential.inject, head);
@@ -261,7 +303,7 @@ pub async fn inject_again(
     let mut payload = Payload { body, framing, responder: None, room, idle };
     put(credential, head, &mut payload, &[], &rendered)?;
     refuse_stray_placeholder(head)?;
-    Ok(Injected::of(credential, &rendered))
+    Ok(Injected { access, ..Injected::of(credential, &rendered) })
 }
 
 impl Injected {
@@ -275,6 +317,8 @@ impl Injected {
             credential: Some(credential.name.clone()),
             patterns: Some(rendered.patterns.clone()),
             token: again.then_some(rendered.serial),
+            access: None,
+            shown: None,
         }
     }
 }
@@ -298,7 +342,7 @@ fn put(
 ) -> Result<(), InjectError> {
     let unusable = |reason| InjectError::Value { credential: credential.name.clone(), reason };
     match &credential.inject {
-        Inject::Bearer => bearer::put(head, whole(rendered)),
+        Inject::Bearer | Inject::Registry { .. } => bearer::put(head, whole(rendered)),
         Inject::Basic { .. } => basic::put(head, whole(rendered)),
         Inject::Header { name, .. } => header::put(head, name, whole(rendered)),
         Inject::Query { name } => query::put(head, name, rendered.value.expose_secret()),

@@ -84,7 +84,7 @@ pub(super) fn basic_pair(value: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// With every valid escape resolved, once; borrowed when there is none.
-pub(super) fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
+pub fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
     if memchr::memchr(b'%', text).is_none() {
         return Cow::Borrowed(text);
     }

@@ -42,9 +42,8 @@ impl Request {
     /// The credential of one rule must not do what only another rule allows, with its own.
     fn judge_taken(&self, policy: &Policy, taken: &Taken, own: &Permit) -> Result<(), Denial> {
         let Taken { by, method, path, query } = taken;
-        let credential = |permit: &Permit| permit.credential().map(|own| own.name.clone());
         match self.judge_as(policy, method, path, query.as_deref()) {
-            Ok(permit) if credential(&permit) == credential(own) => Ok(()),
+            Ok(permit) if permit.carries() == own.carries() => Ok(()),
             Ok(permit) => {
                 let (rule, own) = (permit.rule().to_owned(), own.rule());
                 let reason = format!(
@@ -81,7 +80,7 @@ impl Request {
 pub struct Given {
     /// The generation of the policy that allowed it.
     pub generation: u64,
-    /// The credential that the rule gave it.
+    /// The credentials that the rule gave it.
     pub credential: Option<String>,
 }
 
@@ -108,7 +107,7 @@ impl Running {
                 Err(_) => return false,
             },
         };
-        permit.credential().map(|credential| &credential.name) == self.credential.as_ref()
+        permit.carries() == self.credential
             && self.address.is_none_or(|(ip, own)| permit.address_allowed(ip, own).is_ok())
     }
 }

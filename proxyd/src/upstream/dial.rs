@@ -7,6 +7,7 @@
 //! the operator's word and never judged.
 
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, RwLock};
@@ -22,15 +23,19 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::UpstreamError;
+use super::alert;
+use super::elsewhere::elsewhere;
 use super::eyeballs::{self, Lost};
+use super::identities::Identities;
 use super::resolve::Resolver;
+use super::telling::Telling;
 use super::trust::{self, Alpn};
 use super::via::Proxy;
 use super::way::{Way, Ways};
 use crate::config::Protocols;
 use crate::relay::stream::{Io, Stream};
 use crate::sys::interfaces;
-use crate::vault::Vault;
+use crate::vault::{Shown, Vault};
 
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Rustls's words for the alert of an upstream that speaks none of the offered protocols.
@@ -119,6 +124,7 @@ pub struct Dialer {
     ways: RwLock<Arc<Ways>>,
     resolver: Resolver,
     vault: Vault,
+    identities: Identities,
 }
 
 /// Whether the upstream refused because it speaks another protocol than the one offered.
@@ -128,7 +134,8 @@ pub fn is_other_protocol(error: &UpstreamError) -> bool {
 
 impl Dialer {
     pub fn new(ways: Ways, resolver: Resolver, vault: Vault) -> Self {
-        Self { ways: RwLock::new(Arc::new(ways)), resolver, vault }
+        let identities = Identities::default();
+        Self { ways: RwLock::new(Arc::new(ways)), resolver, vault, identities }
     }
 
     pub fn vault(&self) -> &Vault {
@@ -306,12 +313,14 @@ impl Dialer {
         Ok(Dialled { stream: held(stream, room), address, speaks_h2: false })
     }
 
-    /// Connects and verifies that the upstream is who the permit names.
+    /// Connects and verifies that the upstream is who the permit names; says who asks where the
+    /// upstream wants to know and there is something to show.
     pub async fn tls(
         &self,
         permit: &Permit,
         route: &Route,
         alpn: Alpn,
+        shown: Option<&Arc<Shown>>,
     ) -> Result<Dialled, UpstreamError> {
         let protocols = route.way.row.protocols;
         let alpn = match protocols {
@@ -328,21 +337,32 @@ impl Dialer {
             reason,
         };
         let name = trust::server_name(host).map_err(tls_failed)?;
-        let connector = TlsConnector::from(route.way.offers.of(alpn));
-        let stream = timeout(HANDSHAKE, connector.connect(name, stream))
+        let handshake = async {
+            let Some(shown) = shown else {
+                return TlsConnector::from(route.way.offers.of(alpn)).connect(name, stream).await;
+            };
+            let offers = self.identities.offers(&route.way, shown).map_err(io::Error::other)?;
+            // In the middle of it the vault is asked for a signature.
+            elsewhere(TlsConnector::from(offers.of(alpn)).connect(name, stream)).await.flatten()
+        };
+        let stream = timeout(HANDSHAKE, handshake)
             .await
             .map_err(|_| UpstreamError::Timeout {
                 host: host.to_string(),
                 tried: format!("{address}: no TLS handshake"),
                 seconds: HANDSHAKE.as_secs(),
             })?
-            .map_err(|error| tls_failed(error.to_string()))?;
+            .map_err(|error| {
+                let reason = error.to_string();
+                let whose = route.way.shows(shown);
+                alert::told(&reason, permit, whose.as_deref()).unwrap_or(tls_failed(reason))
+            })?;
         let speaks_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         if protocols == Protocols::Http2 && !speaks_h2 {
             let reason = "it does not speak HTTP/2, and proxyd.toml allows nothing else for it";
             return Err(tls_failed(reason.to_owned()));
         }
-        Ok(Dialled { stream: held(stream, room), address, speaks_h2 })
+        Ok(Dialled { stream: held(Telling::new(stream), room), address, speaks_h2 })
     }
 
     /// Waits for a place among the connections that the operator allows to the host.

@@ -16,6 +16,10 @@ pub enum UpstreamError {
     Timeout { host: String, tried: String, seconds: u64 },
     #[error("cannot verify {host} at {address}: {reason}")]
     Tls { host: String, address: String, reason: String },
+    #[error("{host} refuses the certificate of {whose} (TLS alert {alert})")]
+    CertificateRefused { host: String, whose: String, alert: String },
+    #[error("{host} asks for a client certificate, and {rule} has none")]
+    CertificateWanted { host: String, rule: String },
     /// The proxy between here and the upstream.
     #[error("upstream proxy {proxy}: {reason}")]
     Proxy { proxy: String, reason: String, hint: Option<String> },

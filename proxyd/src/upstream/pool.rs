@@ -1,8 +1,8 @@
 //! Connections kept between requests.
 //!
 //! A key holds everything that may make two connections differ in what they may do: owner and
-//! environment, scheme, host, port, the credential that requests on it carry, and the way: CA,
-//! client certificate, proxy and all else that the operator's table says about the host.
+//! environment, scheme, host, port, the credential that requests on it carry, the certificate that it
+//! was opened with, and the way: CA, proxy and all else that the operator's table says about the host.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use super::dial::Endpoint;
 use super::way::Way;
 use crate::relay::h1::client::Connection;
 use crate::sys::process;
+use crate::vault::Shown;
 
 /// How long an idle connection is kept: below the 15 s after which some upstreams close theirs.
 pub const IDLE: Duration = Duration::from_secs(10);
@@ -37,6 +38,8 @@ pub struct Key {
     pub host: Host,
     pub port: u16,
     pub credential: Option<String>,
+    /// The certificate that it was opened with, by credential, definition and content.
+    pub shown: Option<Arc<Shown>>,
 }
 
 struct Idle {
@@ -139,6 +142,7 @@ mod tests {
             host,
             port: 443,
             credential: Some("api".to_owned()),
+            shown: None,
         }
     }
 
@@ -155,6 +159,7 @@ mod tests {
             ("port", Key { port: 444, ..own.clone() }),
             ("credential", Key { credential: Some("other".to_owned()), ..own.clone() }),
             ("no credential", Key { credential: None, ..own.clone() }),
+            ("certificate", Key { shown: Some(Shown::in_test(1)), ..own.clone() }),
         ];
         let pool = Pool::default();
         let (_upstream, end) = tokio::io::duplex(64);
@@ -165,5 +170,8 @@ mod tests {
             assert!(pool.idle(&other, false).is_none(), "another {what}");
         }
         assert!(pool.idle(&own, false).is_some());
+        // The same certificate read again is the same.
+        let showing = |id| Key { shown: Some(Shown::in_test(id)), ..own.clone() };
+        assert!(showing(1) == showing(1) && showing(1) != showing(2));
     }
 }

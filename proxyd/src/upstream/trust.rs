@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use policies::Host;
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -63,6 +64,7 @@ pub fn server_name(host: &Host) -> Result<ServerName<'static>, String> {
 
 /// Client configurations that differ in what they offer and in nothing else.
 pub struct Offers {
+    roots: Arc<RootCertStore>,
     http1: Arc<ClientConfig>,
     http2: Arc<ClientConfig>,
     either: Arc<ClientConfig>,
@@ -74,8 +76,24 @@ impl Offers {
         identity: Option<&Identity>,
     ) -> Result<Self, TrustError> {
         let shown = identity.map(Shown::read).transpose()?;
-        let config = |alpn: &[&[u8]]| config(roots, alpn, shown.as_ref());
+        Self::each(
+            roots,
+            &match &shown {
+                Some(shown) => Identified::By(shown),
+                None => Identified::Not,
+            },
+        )
+    }
+
+    /// The same in the name of a client.
+    pub fn showing(&self, client: Arc<dyn ResolvesClientCert>) -> Result<Self, TrustError> {
+        Self::each(&self.roots, &Identified::As(client))
+    }
+
+    fn each(roots: &Arc<RootCertStore>, client: &Identified<'_>) -> Result<Self, TrustError> {
+        let config = |alpn: &[&[u8]]| config(roots, alpn, client);
         Ok(Self {
+            roots: Arc::clone(roots),
             http1: config(&[b"http/1.1"])?,
             http2: config(&[b"h2"])?,
             either: config(&[b"h2", b"http/1.1"])?,
@@ -91,17 +109,28 @@ impl Offers {
     }
 }
 
+/// Who proxyd says that it is, where an upstream asks.
+enum Identified<'a> {
+    Not,
+    /// By what the operator's table names.
+    By(&'a Shown),
+    As(Arc<dyn ResolvesClientCert>),
+}
+
 fn config(
     roots: &Arc<RootCertStore>,
     alpn: &[&[u8]],
-    shown: Option<&Shown>,
+    client: &Identified<'_>,
 ) -> Result<Arc<ClientConfig>, TrustError> {
     let builder = ClientConfig::builder_with_provider(crate::tls::provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(Arc::clone(roots));
-    let mut config = match shown {
-        Some(shown) => builder.with_client_auth_cert(shown.chain.clone(), shown.key.clone_key())?,
-        None => builder.with_no_client_auth(),
+    let mut config = match client {
+        Identified::By(shown) => {
+            builder.with_client_auth_cert(shown.chain.clone(), shown.key.clone_key())?
+        }
+        Identified::As(client) => builder.with_client_cert_resolver(Arc::clone(client)),
+        Identified::Not => builder.with_no_client_auth(),
     };
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
     Ok(Arc::new(config))

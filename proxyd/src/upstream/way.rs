@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 use super::trust::{self, Offers, TrustError};
 use super::via::Proxy;
 use crate::config::{Exempt, ProxyRow, Through, UpstreamRow, WayOut};
+use crate::vault::Shown;
 
 /// How one host, or all below one name, are reached.
 pub struct Way {
@@ -56,6 +57,13 @@ impl Way {
     pub fn absolute(&self, scheme: Scheme, host: &Host) -> Option<&Arc<Proxy>> {
         let proxy = self.proxy(host)?;
         (scheme == Scheme::Http && proxy.resolves() && self.row.dial.is_empty()).then_some(proxy)
+    }
+
+    /// Whose certificate connections are opened with, in words: that of a rule's credential, or
+    /// else the one of the operator's table.
+    pub fn shows(&self, shown: Option<&Arc<Shown>>) -> Option<String> {
+        let own = self.row.identity.as_ref().map(|_| "proxyd.toml".to_owned());
+        shown.map(|shown| format!("credential {:?}", shown.credential)).or(own)
     }
 
     /// Whether all connections that the operator allows are in use or kept.

@@ -20,11 +20,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use policies::{Backend, Grant, Host, SecretRef};
+use policies::{Backend, Grant, Host, Inject, SecretRef};
 use zeroize::Zeroizing;
 
 use super::VaultError;
 use super::authorities::Authorities;
+use super::certificate::Wanted;
 use super::files::{Files, Own};
 use super::key::KeySource;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use super::key::Material;
 use super::known::Known;
 use super::mint::{Key, Mints, Waiter};
 use super::placeholder;
+use super::registry::{self, Access};
 use super::rekey;
 use super::remote::Remote;
 use super::render::{add_needles, form, rendered};
@@ -202,8 +204,8 @@ pub(super) struct Child {
     pub(super) store: Store,
     pub(super) mints: Mints,
     pub(super) backends: Remote,
-    known: Known,
-    files: Files,
+    pub(super) known: Known,
+    pub(super) files: Files,
     pub(super) workers: Workers,
     authorities: Authorities,
     key_source: &'static str,
@@ -307,8 +309,8 @@ impl Child {
         parts: &[Secret],
     ) -> Option<Answer> {
         match request {
-            Request::Render { credential, host, scope, refused } => {
-                match self.permitted(&credential, &host, scope) {
+            Request::Render { credential, host, scope, access, refused } => {
+                match self.permitted(&credential, &host, scope, access) {
                     Err(error) => Some(Err(error)),
                     Ok((used, form)) => match used.key() {
                         None => Some(self.render(&used.secret, &form)),
@@ -321,11 +323,12 @@ impl Child {
     }
 
     /// What the policy files let be made of a secret for that host.
-    fn permitted(
+    pub(super) fn permitted(
         &mut self,
         named: &Named,
         host: &str,
         scope: Option<Scope>,
+        access: Option<Access>,
     ) -> Result<(Use, Form), VaultError> {
         let credential = self.known.find(&named.environment, &named.name, &named.print)?;
         let host = Host::parse(host).map_err(|error| VaultError::Invalid(error.to_string()))?;
@@ -337,8 +340,21 @@ impl Child {
         }
         // Of nothing is for what is searched for.
         let form = form(&credential.inject, scope.filter(|scope| *scope != Scope::none()))?;
-        let (secret, grant) = (credential.secret.clone(), credential.grant.clone());
-        Ok((Use { secret, grant }, form))
+        let grant = match (access, &credential.grant) {
+            (Some(access), _) => {
+                let methods = access.methods();
+                if !self.known.gives(&named.environment, &named.name, &host, methods) {
+                    let reason = "no rule allows that of a registry with this credential";
+                    return Err(VaultError::Refused(reason.to_owned()));
+                }
+                Some(registry::grant(&credential, &host, &access)?)
+            }
+            (None, _) if matches!(credential.inject, Inject::Registry { .. }) => {
+                return Err(VaultError::Refused("it is for registries only".to_owned()));
+            }
+            (None, grant) => grant.clone(),
+        };
+        Ok((Use { secret: credential.secret.clone(), grant }, form))
     }
 
     /// The password of an upstream proxy. Which secret that is says proxyd's configuration; one
@@ -364,16 +380,23 @@ impl Child {
                 Err(VaultError::Invalid("not a question of this kind".into()))
             }
             Request::Password { secret, user } => self.password(&secret, user),
+            Request::Sign { credential, host, scheme, shown } => {
+                let message = one(parts)?.expose_secret();
+                let (credential, host, shown) = (&credential, &host[..], &shown[..]);
+                self.sign(&Wanted { credential, host, scheme, shown, message })
+            }
             Request::Needles { credentials } => self.needles(&credentials),
             Request::Put { name } => {
                 let value = one(parts)?.expose_secret();
                 // Values come from files and terminals, which end lines; exactly one end is cut.
                 let value = value.strip_suffix(b"\n").unwrap_or(value);
-                let info = self.store.put(&name, &Secret::concat(&[value]), now())?;
+                let value = Secret::concat(&[value]);
+                self.check_value(&name, &value)?;
+                let info = self.store.put(&name, &value, now())?;
                 self.mints.forget(&name);
                 done(Reply::Secrets { secrets: vec![info] })
             }
-            Request::List => done(Reply::Secrets { secrets: self.store.list()? }),
+            Request::List => done(Reply::Secrets { secrets: self.listed()? }),
             Request::Remove { name } => {
                 self.store.remove(&name)?;
                 self.mints.forget(&name);
@@ -413,6 +436,12 @@ impl Child {
             let credential = self.known.find(&named.environment, &named.name, &named.print)?;
             let form = form(&credential.inject, Some(Scope::none()))?;
             let used = Use { secret: credential.secret.clone(), grant: credential.grant.clone() };
+            if let Inject::Registry { .. } = credential.inject {
+                for value in self.registry_values(&used.secret) {
+                    let _ = add_needles(&mut needles, value, &form);
+                }
+                continue;
+            }
             if let Some(key) = used.key() {
                 for value in self.minted_values(&key) {
                     // A value that does not fit its use was never sent.
@@ -444,14 +473,14 @@ impl Child {
 }
 
 /// What a credential makes of which secret.
-struct Use {
-    secret: SecretRef,
+pub(super) struct Use {
+    pub secret: SecretRef,
     grant: Option<Grant>,
 }
 
 impl Use {
     /// What has to be had from others for it.
-    fn key(&self) -> Option<Key> {
+    pub fn key(&self) -> Option<Key> {
         match &self.grant {
             Some(grant) => Some(Key::Token(self.secret.clone(), grant.clone())),
             None if self.secret.is_remote() => Some(Key::Value(self.secret.clone())),

@@ -110,7 +110,7 @@ impl Connection {
         (Self::over(socket, Vec::new()).unwrap(), first)
     }
 
-    fn over(socket: StdUnixStream, children: Vec<Child>) -> Result<Self, VaultError> {
+    pub(super) fn over(socket: StdUnixStream, children: Vec<Child>) -> Result<Self, VaultError> {
         socket.set_read_timeout(None).and_then(|()| socket.set_nonblocking(true)).map_err(
             |error| VaultError::Failed(format!("cannot use the vault's socket: {error}")),
         )?;

@@ -7,6 +7,8 @@
 //! connection, and reads only what the way out needs: trust, names, proxyd's own configuration.
 //! Questions run beside each other; each reads the configuration again, since there are few.
 
+mod exchange;
+
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use policies::Scheme;
+use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
@@ -24,9 +27,9 @@ use zeroize::Zeroizing;
 
 use super::FETCH_SECONDS;
 use super::secret::Secret;
-use super::wire::{self, Fetch, Fetched};
+use super::wire::{self, Exchange, Fetch, Fetched};
 use crate::config::{Arguments, Config};
-use crate::head::{Fields, RequestHead};
+use crate::head::{Fields, RequestHead, ResponseHead};
 use crate::relay::body::Piece;
 use crate::relay::h1::client::{Connection, Next};
 use crate::relay::h1::framing::Framing;
@@ -125,9 +128,34 @@ async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> Arc<Outbound> {
     Arc::clone(&place.1)
 }
 
-/// One request and its whole answer. No reason quotes what was sent or came.
+/// What the vault asks.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Question {
+    Fetch(Fetch),
+    Exchange(Exchange),
+}
+
 async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), String> {
-    let (asked, mut parts) = wire::decode::<Fetch>(question).map_err(|error| error.to_string())?;
+    let (asked, mut parts) = wire::decode(question).map_err(|error| error.to_string())?;
+    match asked {
+        Question::Fetch(asked) => {
+            let (head, body) = ask(outbound, &asked, parts).await?;
+            Ok((head.status, body))
+        }
+        Question::Exchange(asked) => {
+            let password = parts.pop().ok_or("the vault showed no password")?;
+            exchange::run(outbound, &asked, password).await
+        }
+    }
+}
+
+/// One request and its whole answer. No reason quotes what was sent or came.
+async fn ask(
+    outbound: &Outbound,
+    asked: &Fetch,
+    mut parts: Vec<Secret>,
+) -> Result<(ResponseHead, Secret), String> {
     if parts.len() != asked.secret_headers.len() + 1 {
         return Err("the vault asked in another way than agreed".to_owned());
     }
@@ -166,16 +194,16 @@ async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), St
         headers,
     };
     let body = with_body.then_some(body);
-    exchange(Connection::new(stream), &head, body)
+    talk(Connection::new(stream), &head, body)
         .await
         .map_err(|reason| format!("the server {host} gave no sound answer: {reason}"))
 }
 
-async fn exchange(
+async fn talk(
     mut connection: Connection,
     head: &RequestHead,
     body: Option<Bytes>,
-) -> Result<(u16, Secret), String> {
+) -> Result<(ResponseHead, Secret), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let framing = body.as_ref().map_or(Framing::None, |body| Framing::Length(body.len() as u64));
     let sent = connection.send(head, framing, None).await;
@@ -184,12 +212,12 @@ async fn exchange(
         out.data(body).await.map_err(|error| text(&error))?;
     }
     out.finish(None).await.map_err(|error| text(&error))?;
-    let (status, mut body) = loop {
+    let (head, mut body) = loop {
         let (head, next) = awaited.head().await.map_err(|error| text(&error))?;
         match next {
             Next::Interim(rest) => awaited = rest,
             Next::Switched(_) => return Err("it speaks another protocol".to_owned()),
-            Next::Body(body, _) => break (head.status, body),
+            Next::Body(body, _) => break (head, body),
         }
     };
     let mut answer = BytesMut::with_capacity(8 * 1024);
@@ -201,5 +229,5 @@ async fn exchange(
             answer.extend_from_slice(&data);
         }
     }
-    Ok((status, Secret::new(answer.to_vec())))
+    Ok((head, Secret::new(answer.to_vec())))
 }

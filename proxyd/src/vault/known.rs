@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use policies::{Backend, Credential, PolicySet};
+use policies::{Backend, Credential, Host, PolicySet};
 use sha2::{Digest, Sha256};
 
 use super::VaultError;
@@ -95,9 +95,32 @@ impl Known {
         (self::print(credential) == print).then(|| Arc::clone(credential))
     }
 
+    /// Whether the environment's rules give the credential to requests of one of the methods.
+    pub fn gives(
+        &self,
+        environment: &str,
+        credential: &str,
+        host: &Host,
+        methods: &[&str],
+    ) -> bool {
+        let policy = self.set.environment(environment);
+        policy.is_some_and(|policy| policy.gives(credential, host, methods))
+    }
+
     /// Whether any policy has a use for the secret.
     pub fn names(&mut self, secret: &str) -> bool {
         self.names_at(secret, Instant::now())
+    }
+
+    /// Whether a policy shows the secret of the store as a client's certificate.
+    pub fn shows(&mut self, secret: &str) -> bool {
+        self.look(Instant::now());
+        let shows = |credential: &Arc<Credential>| {
+            let local = credential.secret.backend == Backend::Local;
+            credential.is_certificate() && local && credential.secret.path == secret
+        };
+        let environments = self.set.names().filter_map(|name| self.set.environment(name));
+        environments.into_iter().any(|policy| policy.credentials.values().any(shows))
     }
 
     fn names_at(&mut self, secret: &str, now: Instant) -> bool {

@@ -12,7 +12,7 @@ mod flight;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use policies::{Backend, Grant, SecretRef};
+use policies::{Backend, Grant, GrantKind, SecretRef};
 
 use super::VaultError;
 use super::child::{Answer, Child, now};
@@ -35,6 +35,9 @@ const PAUSE_REFUSED: Duration = Duration::from_secs(30);
 const FORCED_APART: Duration = Duration::from_secs(30);
 /// How long one serves without another look when another one is on its way.
 const LATE: Duration = Duration::from_secs(1);
+/// Most tokens for registries: a sandbox can name any number of repositories, and is given one for
+/// each that its policy lets it name.
+const REGISTRY_TOKENS_MAX: usize = 256;
 /// Longer than anything is kept.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -58,6 +61,11 @@ impl Key {
             }
             _ => None,
         }
+    }
+
+    /// One of many for a secret, each for one thing and for minutes: not kept on disk.
+    fn is_for_registry(&self) -> bool {
+        matches!(self, Self::Token(_, Grant { kind: GrantKind::Registry { .. }, .. }))
     }
 
     /// The secret, as messages name it.
@@ -192,13 +200,33 @@ impl Mints {
         let [ahead, due, end] = [ahead, due, end].map(|time| got + time.min(YEAR));
         let kept = Kept { value, before, serial, forced, refused: false, got, ahead, due, end };
         self.paused.remove(&key);
+        if key.is_for_registry() && !self.kept.contains_key(&key) {
+            self.make_room();
+        }
         self.kept.insert(key, kept);
+    }
+
+    /// Lets go of the registries' tokens that have ended, and of the oldest where they are too many.
+    fn make_room(&mut self) {
+        let now = Instant::now();
+        self.kept.retain(|key, kept| !key.is_for_registry() || now < kept.end);
+        self.paused.retain(|key, (until, _)| !key.is_for_registry() || now < *until);
+        let tokens = || self.kept.iter().filter(|(key, _)| key.is_for_registry());
+        if tokens().count() >= REGISTRY_TOKENS_MAX
+            && let Some(oldest) = tokens().min_by_key(|(_, kept)| kept.got).map(|(key, _)| key)
+        {
+            let oldest = oldest.clone();
+            self.kept.remove(&oldest);
+        }
     }
 
     /// Notes that nobody is asked for a while.
     fn pause(&mut self, key: &Key, time: Duration, reason: &str) {
         if let Some(kept) = self.kept.get_mut(key) {
             kept.refused = false;
+        }
+        if key.is_for_registry() {
+            self.make_room();
         }
         self.paused.insert(key.clone(), (Instant::now() + time, reason.to_owned()));
     }
@@ -264,9 +292,17 @@ impl Child {
         kept.into_iter().flat_map(|kept| std::iter::once(&kept.value).chain(&kept.before)).collect()
     }
 
+    /// The same of all that was had of registries for the secret.
+    pub(super) fn registry_values(&self, secret: &SecretRef) -> Vec<&Secret> {
+        let own =
+            |key: &Key| key.is_for_registry() && matches!(key, Key::Token(of, _) if of == secret);
+        let kept = self.mints.kept.iter().filter(|(key, _)| own(key)).map(|(_, kept)| kept);
+        kept.flat_map(|kept| std::iter::once(&kept.value).chain(&kept.before)).collect()
+    }
+
     /// A token of before the last start, if it is still good.
     fn recall(&mut self, key: &Key) {
-        let Some((secret, grant)) = key.stored() else { return };
+        let Some((secret, grant)) = key.stored().filter(|_| !key.is_for_registry()) else { return };
         if !self.mints.kept.contains_key(key)
             && let Ok(Some((token, end))) = self.store.token(secret, &print(grant))
             && let Some(left) = end.checked_sub((self.clock)()).filter(|left| *left > 0)

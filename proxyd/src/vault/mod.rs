@@ -11,6 +11,7 @@
 //! started from a process that is confined by then.
 
 mod authorities;
+mod certificate;
 pub mod child;
 mod connection;
 pub mod fetch;
@@ -20,12 +21,14 @@ mod known;
 mod mint;
 mod oauth;
 pub mod placeholder;
+pub mod registry;
 mod rekey;
 mod remote;
 mod render;
 pub mod run;
 mod seal;
 pub mod secret;
+mod shown;
 mod sigv4;
 mod store;
 mod wire;
@@ -42,7 +45,9 @@ use ipc::vault::SecretInfo;
 use policies::{Credential, Host, Inject};
 
 pub use key::KeySource;
+pub use registry::Access;
 pub use secret::Secret;
+pub use shown::Shown;
 
 use crate::scrub::Patterns;
 use crate::tls::authority::Public;
@@ -136,6 +141,7 @@ type NamedMap = HashMap<usize, (Weak<Credential>, Arc<Named>)>;
 struct RenderedKey {
     credential: Arc<Named>,
     scope: Option<Scope>,
+    access: Option<Access>,
     host: Host,
 }
 
@@ -281,6 +287,16 @@ impl Vault {
         self.render_for(credential, host, None).await
     }
 
+    /// Renders what a registry takes for that access.
+    pub async fn render_access(
+        &self,
+        credential: &Arc<Credential>,
+        host: &Host,
+        access: Access,
+    ) -> Result<Arc<Rendered>, VaultError> {
+        self.render_key(credential, host, (None, Some(access))).await
+    }
+
     /// Renders a key that signs within that scope.
     pub async fn render_for(
         &self,
@@ -288,7 +304,17 @@ impl Vault {
         host: &Host,
         scope: Option<Scope>,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let key = RenderedKey { credential: self.named(credential), scope, host: host.clone() };
+        self.render_key(credential, host, (scope, None)).await
+    }
+
+    async fn render_key(
+        &self,
+        credential: &Arc<Credential>,
+        host: &Host,
+        (scope, access): (Option<Scope>, Option<Access>),
+    ) -> Result<Arc<Rendered>, VaultError> {
+        let (credential_named, host) = (self.named(credential), host.clone());
+        let key = RenderedKey { credential: credential_named, scope, access, host };
         if let Some(kept) = lock(&self.rendered).get(&key)
             && Instant::now() < kept.until
         {
@@ -303,10 +329,11 @@ impl Vault {
         &self,
         credential: &Arc<Credential>,
         host: &Host,
+        access: Option<Access>,
         refused: u64,
     ) -> Result<Arc<Rendered>, VaultError> {
-        let key =
-            RenderedKey { credential: self.named(credential), scope: None, host: host.clone() };
+        let (named, host) = (self.named(credential), host.clone());
+        let key = RenderedKey { credential: named, scope: None, access, host };
         self.ask_rendered(key, credential, Some(refused)).await
     }
 
@@ -328,6 +355,7 @@ impl Vault {
                 credential: Named::clone(&key.credential),
                 host: key.host.to_string(),
                 scope: key.scope.clone(),
+                access: key.access.clone(),
                 refused,
             },
         };

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 
 use super::VaultError;
 use super::mint::Life;
+use super::registry;
 use super::remote::{Ask, Errand, Meaning};
 use super::secret::Secret;
 use super::wire::Fetch;
@@ -46,6 +47,7 @@ pub(super) fn ask(
     let nothing = Secret::new(Vec::new());
     let mut form = Form(Vec::new());
     match &grant.kind {
+        GrantKind::Registry { user, hosts } => return registry::ask(grant, (user, hosts), secret),
         GrantKind::GithubApp { app, repositories, permissions } => {
             let assertion = assertion(secret, &json!({ "iss": app }), None, now)?;
             let mut wanted = json!({});
@@ -124,10 +126,10 @@ fn post(grant: &Grant, content_type: &str, authorization: Secret, body: Secret) 
 }
 
 /// `application/x-www-form-urlencoded`.
-struct Form(Vec<u8>);
+pub(super) struct Form(pub Vec<u8>);
 
 impl Form {
-    fn add(&mut self, name: &str, value: &[u8]) {
+    pub fn add(&mut self, name: &str, value: &[u8]) {
         if !self.0.is_empty() {
             self.0.push(b'&');
         }

@@ -283,29 +283,39 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_key_takes_the_place_of_the_former_at_a_start() {
-        let scene = Scene::new();
-        let new = scene.operators("new", 1);
-        let open = |source: &KeySource, former: Option<&KeySource>| {
-            Keys::read(source, former, false).unwrap().open(scene.dir.path())
-        };
-        let (wrong, old) = (scene.operators("wrong", 2), scene.source());
-        let neither = open(&new, Some(&wrong)).err().unwrap().to_string();
-        assert!(neither.contains("neither key nor former-key"), "{neither}");
-        assert!(open(&new, None).is_err());
+    fn an_operators_key_of_any_source_takes_the_place_of_the_former_at_a_start() {
+        for kind in 0..3 {
+            let scene = Scene::new();
+            let (new, wrong) = (scene.operators("new", 50), scene.operators("wrong", 51));
+            let path = new.path().to_owned();
+            let new = match kind {
+                0 => new,
+                1 => KeySource::Systemd { path },
+                _ => KeySource::Passphrase { path },
+            };
+            let open = |source: &KeySource, former: Option<&KeySource>| {
+                Keys::read(source, former, false).unwrap().open(scene.dir.path())
+            };
+            let refused = |source: &KeySource, former: Option<&KeySource>| {
+                open(source, former).err().unwrap().to_string()
+            };
+            let old = scene.source();
+            assert!(refused(&new, Some(&wrong)).contains("neither key nor former-key"));
+            assert!(refused(&new, None).contains("former-key in proxyd.toml"));
 
-        let (mut store, own, notes) = open(&new, Some(&old)).unwrap();
-        assert!(notes[0].contains("new key"), "{notes:?}");
-        assert!(matches!(own.replace(&mut store), Err(VaultError::Invalid(_))));
-        drop(store);
+            let (mut store, own, notes) = open(&new, Some(&old)).unwrap();
+            assert!(notes[0].contains("new key"), "{notes:?}");
+            assert!(matches!(own.replace(&mut store), Err(VaultError::Invalid(_))));
+            drop(store);
 
-        // Both ways to go on, and none back.
-        assert!(open(&new, Some(&old)).unwrap().2[0].contains("needed no more"));
-        assert!(open(&new, None).unwrap().2.is_empty());
-        assert!(open(&old, None).is_err());
-        // A former key that is gone already is in nobody's way.
-        let gone = KeySource::File { path: scene.dir.path().join("gone"), create: false };
-        assert!(open(&new, Some(&gone)).is_ok());
-        assert!(open(&wrong, Some(&gone)).err().unwrap().to_string().contains("gone"));
+            // Both ways to go on, and none back.
+            assert!(open(&new, Some(&old)).unwrap().2[0].contains("needed no more"));
+            assert!(open(&new, None).unwrap().2.is_empty());
+            assert!(open(&old, None).is_err());
+            // A former key that is gone already is in nobody's way.
+            let gone = KeySource::File { path: scene.dir.path().join("gone"), create: false };
+            assert!(open(&new, Some(&gone)).is_ok());
+            assert!(refused(&wrong, Some(&gone)).contains("gone"));
+        }
     }
 }

@@ -10,7 +10,7 @@ use policies::{Backend, Entry, SecretRef};
 use super::VaultError;
 use super::mint::Life;
 use super::secret::Secret;
-use super::wire::{Fetch, Run};
+use super::wire::{Exchange, Fetch, Run};
 use crate::config::{Backends, OpenBao};
 
 /// One question to a worker; the parts are what its message says.
@@ -21,6 +21,7 @@ pub(super) struct Ask {
 
 pub(super) enum Errand {
     Fetch(Fetch),
+    Exchange(Exchange),
     Run(Run),
 }
 

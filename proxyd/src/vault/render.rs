@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::child::Answer;
 use super::secret::Secret;
 use super::wire::{Form, Reply, Scope};
-use super::{VaultError, sigv4};
+use super::{VaultError, certificate, registry, sigv4};
 use crate::scrub::forms;
 
 /// Where the value goes in a header template.
@@ -17,6 +17,13 @@ const SLOT: &str = "{}";
 /// The value in that form. Header forms refuse values that no header can hold.
 pub(super) fn render(value: &Secret, form: &Form) -> Result<Secret, VaultError> {
     match form {
+        Form::Authorization => {
+            check_header(value)?;
+            Ok(Secret::concat(&[value.expose_secret()]))
+        }
+        Form::Certificate => {
+            Err(VaultError::Refused("a certificate's key goes into no request".into()))
+        }
         Form::Bare | Form::SigV4(_) => Ok(Secret::concat(&[value.expose_secret()])),
         Form::Basic { .. } => {
             let token = basic_token(value, form)?;
@@ -67,6 +74,7 @@ pub(super) fn form(inject: &Inject, scope: Option<Scope>) -> Result<Form, VaultE
         Inject::Bearer => Form::Template { template: "Bearer {}".into() },
         Inject::Basic { user } => Form::Basic { user: user.clone() },
         Inject::Header { template, .. } => Form::Template { template: template.clone() },
+        Inject::Registry { .. } => Form::Authorization,
         Inject::Query { .. } | Inject::Placeholder { .. } => Form::Bare,
         Inject::AwsSigV4 { regions, services } => match scope {
             Some(scope) if scope == Scope::none() => Form::SigV4(scope),
@@ -79,9 +87,7 @@ pub(super) fn form(inject: &Inject, scope: Option<Scope>) -> Result<Form, VaultE
             }
             _ => return Err(VaultError::Refused("it signs nothing of that scope".into())),
         },
-        Inject::ClientCertificate => {
-            return Err(VaultError::Refused("a certificate goes into no request".into()));
-        }
+        Inject::ClientCertificate => Form::Certificate,
     })
 }
 
@@ -119,6 +125,9 @@ pub(super) fn rendered<'a>(
 
 /// What goes into the request.
 fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
+    if *form == Form::Certificate {
+        return certificate::shown(value);
+    }
     let Form::SigV4(Scope { date, region, service }) = form else {
         return Ok(vec![render(value, form)?]);
     };
@@ -136,11 +145,21 @@ pub(super) fn add_needles(
     value: &Secret,
     form: &Form,
 ) -> Result<(), VaultError> {
+    if *form == Form::Certificate {
+        // The key is in no request and no handshake, so no answer can hold it: it stays here.
+        return Ok(());
+    }
     if let Form::SigV4(_) = form {
         // The secret key is in no request, so no answer can hold it: it stays here.
         let key = sigv4::parse(value)?;
         if !key.session.is_empty() {
             needles.extend(forms(key.session));
+        }
+        return Ok(());
+    }
+    if let Form::Authorization = form {
+        for part in registry::parts(value) {
+            needles.extend(forms(part.expose_secret()));
         }
         return Ok(());
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::VaultError;
+use super::registry::Access;
 use super::secret::Secret;
 use crate::tls::authority::{AuthorityId, Public};
 
@@ -31,6 +32,9 @@ pub enum Request {
         /// For what is signed.
         #[serde(default)]
         scope: Option<Scope>,
+        /// What is wanted of a registry.
+        #[serde(default)]
+        access: Option<Access>,
         /// A token that the upstream refused: another one is wanted.
         #[serde(default)]
         refused: Option<u64>,
@@ -38,6 +42,9 @@ pub enum Request {
     /// A password for an upstream proxy: a secret that no policy names, for Basic.
     /// → [`Reply::Rendered`].
     Password { secret: String, user: String },
+    /// Part: what a client signs in a TLS handshake with that host, in which it has shown the
+    /// certificates of the digest `shown`. → [`Reply::Done`] with the signature.
+    Sign { credential: Named, host: String, scheme: u16, shown: String },
     /// The needles of several credentials; those without a secret are passed over.
     /// → [`Reply::Done`] with needles.
     Needles { credentials: Vec<Named> },
@@ -92,11 +99,16 @@ pub enum Form {
     Bare,
     /// `Basic base64(USER:VALUE)`.
     Basic { user: String },
+    /// A scheme and what goes with it, as it was had.
+    Authorization,
     /// The template with the value in place of `{}`.
     Template { template: String },
     /// Three parts: a key that signs for that day, region and service only; the access key's id;
     /// the session token, which may be empty.
     SigV4(Scope),
+    /// What the key can sign with, two bytes each; then the certificate and its chain, DER. None
+    /// of it is secret.
+    Certificate,
 }
 
 /// What the network's worker is asked: one request. Parts: the value of each secret header, in
@@ -111,6 +123,19 @@ pub struct Fetch {
     pub headers: Vec<(String, String)>,
     /// Names of headers whose values are secret.
     pub secret_headers: Vec<String>,
+}
+
+/// What the network's worker is asked: how a registry wants its logins, and a token of the server
+/// that it names, if the password may go there. Part: the password, as Basic.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exchange {
+    /// `https://HOST/v2/`.
+    pub url: String,
+    /// Patterns of the hosts that may be shown the password.
+    pub hosts: Vec<String>,
+    pub account: String,
+    pub scope: Option<String>,
 }
 
 /// What the commands' worker is asked. Part: what the command reads.

@@ -61,6 +61,9 @@ impl Workers {
     pub fn send(&mut self, number: u32, ask: &Ask) -> Result<(), VaultError> {
         let (which, frame) = match &ask.errand {
             Errand::Fetch(fetch) => (Which::Network, wire::encode(number, fetch, &ask.parts)),
+            Errand::Exchange(exchange) => {
+                (Which::Network, wire::encode(number, exchange, &ask.parts))
+            }
             Errand::Run(run) => (Which::Commands, wire::encode(number, run, &ask.parts)),
         };
         let worker = self.of_mut(which).ok_or_else(|| {

@@ -79,6 +79,38 @@ impl Upstream {
         Self::accepting(Ipv4Addr::LOCALHOST.into(), ca_pem, config, serve).await
     }
 
+    /// Serves TLS of these versions to those who show a certificate of one of the CAs, and to those
+    /// who show none where it is not `demanded`.
+    pub async fn asking<F, S>(
+        name: &str,
+        (client_cas, demanded): (&[&str], bool),
+        versions: &[&'static rustls::SupportedProtocolVersion],
+        alpn: &[&[u8]],
+        serve: S,
+    ) -> Self
+    where
+        S: Fn(server::TlsStream<TcpStream>) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (ca_pem, chain, key) = issued(name);
+        let mut roots = rustls::RootCertStore::empty();
+        for ca in client_cas {
+            roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
+        }
+        let roots = Arc::new(roots);
+        let verifier =
+            rustls::server::WebPkiClientVerifier::builder_with_provider(roots, provider());
+        let verifier = if demanded { verifier } else { verifier.allow_unauthenticated() };
+        let mut config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions)
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(chain, key)
+            .unwrap();
+        config.alpn_protocols = alpn.iter().map(|p| p.to_vec()).collect();
+        Self::accepting(Ipv4Addr::LOCALHOST.into(), ca_pem, config, serve).await
+    }
+
     /// Serves plain TCP. The CA it carries is nobody's.
     pub async fn tcp<F, S>(serve: S) -> Self
     where

@@ -307,7 +307,8 @@ const NOT_PASSED: i32 = 2;
 /// A file call: the request is descriptor 3, the answer goes to descriptor 4.
 fn files() -> i32 {
     let Ok(request) = memory::read(&*placed(3), CALL_BYTES_MAX) else { return NOT_PASSED };
-    let answer = crate::tools::files::perform(&request);
+    let answer = crate::templates::perform(&request)
+        .unwrap_or_else(|| crate::tools::files::perform(&request));
     match memory::fill(&*placed(4), &answer) {
         Ok(()) => 0,
         Err(_) => NOT_PASSED,

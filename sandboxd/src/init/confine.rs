@@ -11,6 +11,7 @@ use std::path::Path;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use super::overlay;
 use crate::plan::{HOME, Limits, Mount, SandboxPlan, WORKSPACE};
 use crate::sys::landlock::{self, Domain, LandlockError, Rights, Rules};
 use crate::sys::seccomp::{Filter, Subject};
@@ -50,6 +51,12 @@ pub fn rules(plan: &SandboxPlan) -> Result<Rules, LandlockError> {
     // What lies in the workspace is not there yet, and allowed with it.
     let elsewhere = |mount: &&Mount| !mount.read_only && !mount.target.starts_with(WORKSPACE);
     write.extend(plan.mounts.iter().filter(elsewhere).map(|mount| &*mount.target));
+    let layered = |name: &&str| Path::new("/").join(name);
+    let filled: Vec<_> = match plan.build {
+        Some(_) => overlay::LAYERED.iter().map(layered).collect(),
+        None => Vec::new(),
+    };
+    write.extend(filled.iter().map(|path| &**path));
     let rights = Rights {
         read: vec![Path::new("/")],
         write,

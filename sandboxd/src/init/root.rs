@@ -18,6 +18,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
+use super::overlay::{self, Stacks};
 use crate::apart::Apart;
 use crate::plan::{self, HOME, SandboxPlan, WORKSPACE};
 use crate::source::{self, Extent, Refusal};
@@ -26,6 +27,9 @@ use crate::trust::KEY_STORE;
 
 /// Directories of the root that hold programs; what is a symbolic link there is one here.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// The same of a root that is not the host's, whose own `/opt` is nobody's.
+const SYSTEM_ELSEWHERE: &[&str] = &["opt"];
 
 /// What is shown of the root's `/etc`. Nothing here may hold a secret or name the host's users:
 /// no package manager's or git's configuration (tokens), no `ssl/private`.
@@ -104,9 +108,9 @@ const OPEN_TRIES_MAX: u32 = 1000;
 /// Something of the host, taken as a detached mount.
 #[derive(Debug)]
 pub struct Source {
-    tree: OwnedFd,
+    pub(super) tree: OwnedFd,
     /// Below the new root, without the leading slash.
-    target: PathBuf,
+    pub(super) target: PathBuf,
     directory: bool,
 }
 
@@ -122,6 +126,7 @@ struct Link {
 pub struct Sources {
     sources: Vec<Source>,
     links: Vec<Link>,
+    stacks: Stacks,
 }
 
 /// The host's tree, for as long as the workspace is to be taken from it.
@@ -143,10 +148,11 @@ pub fn separate() -> Result<()> {
 
 /// Takes what the plan shows of the host. `given` are mounts that the zygote took already.
 pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Sources> {
-    let mut taken = Sources { sources: Vec::new(), links: Vec::new() };
+    let stacks = Stacks::default();
+    let mut taken = Sources { sources: Vec::new(), links: Vec::new(), stacks };
     check_root(&plan.root)?;
     let root = open_root_of(plan)?;
-    for name in SYSTEM {
+    for name in SYSTEM.iter().chain(SYSTEM_ELSEWHERE.iter().filter(|_| !is_host(plan))) {
         taken.system(&root, Path::new(name))?;
     }
     for name in etc_entries(&plan.root) {
@@ -163,24 +169,25 @@ pub fn take(plan: &SandboxPlan, given: Vec<(PathBuf, OwnedFd)>) -> Result<Source
         taken.sources.push(Source { tree, target, directory: false });
     }
     let mut given = given;
-    for mount in &plan.mounts {
+    let mut tree_of = |mount: &plan::Mount| {
         let at = given.iter().position(|(target, _)| *target == mount.target);
-        let tree = match at {
-            Some(at) => given.swap_remove(at).1,
-            None => detach_checked(mount, &plan.apart)?,
-        };
+        match at {
+            Some(at) => Ok(given.swap_remove(at).1),
+            None => detach_checked(mount, &plan.apart),
+        }
+    };
+    let build = plan.build.as_ref().map(&mut tree_of).transpose()?;
+    taken.stacks = overlay::take(plan, &mut taken.sources, build)?;
+    for mount in &plan.mounts {
+        let tree = tree_of(mount)?;
         taken.sources.push(Source { tree, target: inside(&mount.target), directory: true });
     }
     Ok(taken)
 }
 
-/// An image that must first be unpacked, and what is no root at all, would give sandboxes in which
-/// nothing can run.
+/// What is no root at all would give sandboxes in which nothing can run.
 pub fn check_root(root: &Path) -> Result<()> {
     let fail = |text: &str| Err(Error::other(format!("{}: {text}", root.display())));
-    if root.join("oci-layout").exists() {
-        return fail("it is an OCI layout, which this version cannot unpack: name a directory");
-    }
     if !SYSTEM.iter().any(|name| root.join(name).is_dir()) {
         return fail("it has none of the directories that programs are in");
     }
@@ -241,11 +248,17 @@ pub fn open_root(path: &Path) -> Result<OwnedFd> {
 
 /// The root of a plan, judged where it is not the host's own.
 pub fn open_root_of(plan: &SandboxPlan) -> Result<OwnedFd> {
-    if plan.root == Path::new("/") {
+    // A template is sandboxd's own, and its path was never a policy's.
+    let ours = plan.templates.as_ref().is_some_and(|folder| plan.root.starts_with(folder));
+    if is_host(plan) || ours {
         return open_root(&plan.root);
     }
     let opened = source::open(&plan.root, &plan.apart, Extent::Programs);
     opened.map_err(|refusal| refused(&plan.root, refusal))
+}
+
+fn is_host(plan: &SandboxPlan) -> bool {
+    plan.root == Path::new("/")
 }
 
 fn refused(path: &Path, refusal: Refusal) -> Error {
@@ -310,7 +323,7 @@ fn detach(path: &Path, set: u64) -> Result<OwnedFd> {
 }
 
 /// The same below a directory; with an empty path, what `at` itself refers to.
-fn detach_at(at: impl AsFd, path: &Path, set: u64) -> Result<OwnedFd> {
+pub(super) fn detach_at(at: impl AsFd, path: &Path, set: u64) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE
@@ -320,7 +333,7 @@ fn detach_at(at: impl AsFd, path: &Path, set: u64) -> Result<OwnedFd> {
     Ok(tree)
 }
 
-fn named(path: &Path, error: Error) -> Error {
+pub(super) fn named(path: &Path, error: Error) -> Error {
     Error::new(error.kind(), Named { path: path.to_owned(), error })
 }
 
@@ -376,6 +389,7 @@ pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<Ow
     let inner = |source: &mut Source| source.target.starts_with(&workspace);
     host.later = sources.sources.extract_if(.., inner).collect();
     directory(&workspace)?;
+    std::mem::take(&mut sources.stacks).mount()?;
     populate(plan, &sources)?;
     attach(sources.sources)?;
     filesystems(plan)?;
@@ -466,7 +480,7 @@ fn place_for(source: &Source) -> Result<()> {
     std::fs::write(&source.target, "").map_err(|e| named(&source.target, e))
 }
 
-fn directory(path: &Path) -> Result<()> {
+pub(super) fn directory(path: &Path) -> Result<()> {
     if path.as_os_str().is_empty() {
         return Ok(());
     }

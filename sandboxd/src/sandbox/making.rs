@@ -16,12 +16,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Sandbox, Sandboxes, Uses, Wanted};
+use super::{Sandbox, Sandboxes, Uses, Wanted, template};
 use crate::cell::{Cell, CellError, Entering};
 use crate::lease::{Event, Lease, LeaseError};
 use crate::plan::{self, PlanFacts, SandboxPlan};
 use crate::pool::{Ready, Shape};
 use crate::source::{self, Extent, Refusal};
+use crate::templates::Held;
 use crate::tools::bash;
 use crate::trust::store::KeyStores;
 use crate::workspace::Workspace;
@@ -32,17 +33,15 @@ const LEASE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Makes a sandbox, out of a half-made one if there is one.
 pub async fn make(
-    all: &Sandboxes,
+    all: &Arc<Sandboxes>,
     wanted: Wanted,
 ) -> Result<(Sandbox, mpsc::UnboundedReceiver<Event>), Fault> {
     let begun = Instant::now();
-    let room = Arc::clone(&all.room).try_acquire_owned().map_err(|_| {
-        Fault::new(Code::Busy, "as many sandboxes live as may at once")
-            .with_hint("see sandboxes-max and uid-range in sandboxd.toml, or end some")
-    })?;
     let policy = all.environments.policy(&wanted.environment)?;
     let owner = wanted.owner.clone();
-    let shape = Shape { owner, plan: planned(all, &policy)?, policy };
+    let (plan, templates) = planned(all, &policy, &owner).await?;
+    let shape = Shape { owner, plan, policy, templates };
+    let room = room(all)?;
     let (ready, stale) = all.pool.take(&shape);
     all.discard(stale);
     let pooled = ready.is_some();
@@ -69,6 +68,14 @@ pub async fn make(
     Ok(sandbox(ready, shape, wanted, workspace, provision_us, room))
 }
 
+/// Room for one more.
+pub fn room(all: &Sandboxes) -> Result<OwnedSemaphorePermit, Fault> {
+    Arc::clone(&all.room).try_acquire_owned().map_err(|_| {
+        Fault::new(Code::Busy, "as many sandboxes live as may at once")
+            .with_hint("see sandboxes-max and uid-range in sandboxd.toml, or end some")
+    })
+}
+
 fn sandbox(
     ready: Ready,
     shape: Shape,
@@ -88,6 +95,7 @@ fn sandbox(
         table: shape.policy.sandbox.clone(),
         workspace: workspace.path,
         root: shape.plan.root,
+        _templates: shape.templates,
         created_at: crate::receipt::now(),
         provision_us,
         shell: Arc::new(tokio::sync::Mutex::new(bash::Session::Fresh { lost: false })),
@@ -114,7 +122,7 @@ pub async fn ready(
 
 /// Makes one from nothing; where its workspace is known, with that. The lease is opened while the
 /// cell builds its root.
-async fn cold(
+pub async fn cold(
     all: &Sandboxes,
     shape: &Shape,
     id: SandboxId,
@@ -169,7 +177,7 @@ async fn enter(all: &Sandboxes, cell: &Cell, workspace: &Workspace) -> Result<En
     in_time(entering).await.map_err(|error| cell_fault(all, error))
 }
 
-fn cell_fault(all: &Sandboxes, error: CellError) -> Fault {
+pub fn cell_fault(all: &Sandboxes, error: CellError) -> Fault {
     if matches!(error, CellError::Zygote) {
         all.broken.cancel();
     }
@@ -177,27 +185,38 @@ fn cell_fault(all: &Sandboxes, error: CellError) -> Fault {
         .with_hint("`cleanhands doctor` shows what this host offers")
 }
 
-/// What a sandbox of this policy will be.
-fn planned(all: &Sandboxes, policy: &Policy) -> Result<SandboxPlan, Fault> {
+/// What a sandbox of this policy will be, with what of it is shared, which is made if need be.
+async fn planned(
+    all: &Arc<Sandboxes>,
+    policy: &Policy,
+    owner: &str,
+) -> Result<(SandboxPlan, Vec<Arc<Held>>), Fault> {
     let facts =
         PlanFacts { hostname: policy.name.clone(), ports: policy.ports().into_iter().collect() };
     let mut plan = plan::plan(&policy.sandbox, &facts)
         .map_err(|e| Fault::new(Code::Missing, format!("environment {:?}: {e}", policy.name)))?;
-    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
     plan.workspaces = Some(all.workspaces.folder().to_owned());
     plan.apart = all.workspaces.apart().clone();
-    judge(&plan).map_err(|e| {
-        let text = format!("environment {:?}: cannot show {e}", policy.name);
+    judge_of(&plan, &policy.name)?;
+    let templates = template::prepare(all, policy, owner, &mut plan).await?;
+    plan.key_store = Some(all.key_stores.path(&plan.root).map_err(key_store_fault)?);
+    Ok((plan, templates))
+}
+
+/// The same of an environment's plan, in words for its caller.
+pub fn judge_of(plan: &SandboxPlan, environment: &str) -> Result<(), Fault> {
+    judge(plan).map_err(|e| {
+        let text = format!("environment {environment:?}: cannot show {e}");
         Fault::new(Code::Denied, text).with_hint("change `mounts` or `root` in the policy file")
-    })?;
-    Ok(plan)
+    })
 }
 
 /// Whether the policy may name these directories. What counts is the same question when they are
 /// mounted; asked here it has a better answer than a step that failed.
 fn judge(plan: &SandboxPlan) -> Result<(), Refusal> {
     let root = (&plan.root, Extent::Programs);
-    let root = Some(root).filter(|_| plan.root != Path::new("/"));
+    let ours = plan.templates.as_ref().is_some_and(|folder| plan.root.starts_with(folder));
+    let root = Some(root).filter(|_| plan.root != Path::new("/") && !ours);
     let mounts = plan.mounts.iter().map(|mount| (&mount.source, Extent::Whole));
     for (path, extent) in root.into_iter().chain(mounts) {
         match source::open(path, &plan.apart, extent) {
@@ -227,7 +246,7 @@ fn lease_fault(error: LeaseError) -> Fault {
     }
 }
 
-fn key_store_fault(error: std::io::Error) -> Fault {
+pub fn key_store_fault(error: std::io::Error) -> Fault {
     Fault::new(
         Code::Unavailable,
         format!("cannot make the store of certificates for Java: {error}"),

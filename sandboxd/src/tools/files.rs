@@ -12,7 +12,7 @@ use ipc::sandbox::Content;
 use serde::{Deserialize, Serialize};
 
 use super::reach::Reach;
-use super::{edit, glob, grep, read, spill, write};
+use super::{edit, fetch, glob, grep, read, spill, write};
 
 /// Longest reply of [`perform`]: a document of 20 MiB in base64 and its frame.
 pub const REPLY_BYTES_MAX: usize = 28 * 1024 * 1024;
@@ -35,6 +35,7 @@ pub enum Action {
     Edit(edit::Input),
     Glob(glob::Input),
     Grep(grep::Input),
+    WebFetch(fetch::Input),
     /// Not a tool: keeps a piece of a command's long output.
     Spill(spill::Piece),
 }
@@ -82,6 +83,7 @@ impl Action {
             Self::Edit(_) => "edit",
             Self::Glob(_) => "glob",
             Self::Grep(_) => "grep",
+            Self::WebFetch(_) => "web_fetch",
             Self::Spill(_) => "spill",
         }
     }
@@ -110,6 +112,7 @@ fn run(request: &Request, attached: &[u8]) -> Reply {
         Action::Edit(input) => edit::perform(reach, input),
         Action::Glob(input) => glob::perform(reach, input, deadline),
         Action::Grep(input) => grep::perform(reach, input, deadline),
+        Action::WebFetch(input) => fetch::perform(input, deadline),
         Action::Spill(piece) => spill::perform(reach, piece, attached),
     };
     match outcome {

@@ -1,11 +1,12 @@
 //! The tools a model may call, with the names, inputs and texts of `agent_toolset_20260401`.
 //!
 //! `bash` runs in a shell that lives as long as its session's sandbox ([`bash`], [`shell`]). The
-//! file tools ([`read`], [`write`], [`edit`], [`glob`], [`grep`]) are performed inside the cell by
-//! [`files::perform`]. An input that is not as documented is an error result for the model.
+//! file tools ([`read`], [`write`], [`edit`], [`glob`], [`grep`]) and `web_fetch` ([`fetch`]) are
+//! performed inside the cell by [`files::perform`]. An input that is not as documented is an error result for the model.
 
 pub mod bash;
 pub mod edit;
+pub mod fetch;
 pub mod files;
 pub mod glob;
 pub mod grep;
@@ -46,6 +47,7 @@ pub fn parse(name: &str, input: &Value) -> Result<Tool, String> {
         "edit" => Tool::File(Action::Edit(of(name, input)?)),
         "glob" => Tool::File(Action::Glob(of(name, input)?)),
         "grep" => Tool::File(Action::Grep(of(name, input)?)),
+        "web_fetch" => Tool::File(Action::WebFetch(of(name, input)?)),
         _ => return Err(format!("{name}: there is no such tool")),
     };
     Ok(tool)

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use policies::SecretRef;
 
 use super::{Key, Life, Look, PAUSE, PAUSE_REFUSED, Waiter, print};
-use crate::vault::VaultError;
 use crate::vault::child::{Answer, Child, now};
 use crate::vault::remote::{self, Meaning, Shown};
 use crate::vault::secret::Secret;
 use crate::vault::wire::Fetched;
+use crate::vault::{VaultError, registry};
 
 pub(super) struct Flight {
     pub key: Key,
@@ -244,6 +244,10 @@ impl Child {
         let meaning = match fetched {
             Fetched::Failed { reason } => Meaning::Later(reason),
             Fetched::Answered { status } => {
+                if key.is_for_registry() && registry::denies(status) {
+                    let reason = "the server that gives the registry's tokens gives none for that";
+                    return Err(VaultError::Refused(format!("{reason}: it answers {status}")));
+                }
                 let body = body.map(Secret::expose_secret).unwrap_or_default();
                 self.meaning(flight, status, body)
             }
@@ -313,6 +317,9 @@ impl Child {
         let seconds = match life {
             Life::Until(life) | Life::Fresh(life, _) => life.as_secs(),
         };
+        if matches!(grant.kind, policies::GrantKind::Registry { .. }) {
+            return Ok(());
+        }
         let end = (self.clock)().saturating_add(seconds);
         self.store.keep_token(secret, &print(grant), token, end)
     }
@@ -344,6 +351,7 @@ impl Child {
         let now = (self.clock)();
         match &flight.key {
             Key::Value(secret) => self.backends.read(secret, status, body, now),
+            Key::Token(..) if flight.key.is_for_registry() => registry::read(status, body),
             Key::Token(..) => crate::vault::oauth::read(status, body, now),
             Key::Login => {
                 let shown = match self.input(&Key::Login) {

@@ -158,14 +158,12 @@ mod tests {
         let [refresh, stale] = [60, 5].map(Duration::from_secs);
         OpenBao {
             url: "https://bao.example:8200".to_owned(),
-            nodes: Vec::new(),
             namespace: Some("team".to_owned()),
             mounts: vec!["kv/team".to_owned()],
             method,
             mount: "here".to_owned(),
             role: "agents".to_owned(),
             secret: None,
-            wrapped: false,
             freshness: Freshness { refresh, stale },
         }
     }
