@@ -184,8 +184,8 @@ impl Classes {
         let ended = |taken: &[Parts<'_>]| taken.iter().all(|p| p.segments.len() <= depth);
         // Any other, and the empty one behind a last slash where that is something else.
         let any = still(OTHER);
-        let slash =
-            (!next.contains(&"") && !(ended(&any) && still("").len() == any.len())).then_some("");
+        let same = next.contains(&"") || (ended(&any) && still("").len() == any.len());
+        let slash = (!same).then_some("");
         for segment in next.into_iter().chain([OTHER]).chain(slash) {
             let (taken, path) = (still(segment), [begun, &[segment]].concat());
             let below = segment == OTHER && !taken.is_empty() && ended(&taken);
