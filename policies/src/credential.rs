@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::client_file::{ClientFile, Cloud};
 use crate::host::Host;
 use crate::pattern::HostPattern;
 
@@ -24,10 +23,6 @@ pub struct Credential {
     pub hosts: Vec<HostPattern>,
     /// The variables under which the sandbox sees placeholders.
     pub env: Vec<String>,
-    /// The files of clients in which the sandbox sees placeholders.
-    pub files: Vec<ClientFile>,
-    /// The clouds whose metadata servers proxyd stands for, with placeholders.
-    pub metadata: Vec<Cloud>,
     /// What its placeholders look like, where the variables' names do not say it.
     pub shape: Option<String>,
     /// Whether it may go over plain HTTP.

@@ -4,7 +4,6 @@
 //! Each table has its own module; [`lint`] checks what spans tables. What comes out needs no
 //! further checks.
 
-mod client_files;
 mod credentials;
 mod egress;
 mod grants;

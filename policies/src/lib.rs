@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
-pub mod client_file;
 pub mod credential;
 pub mod denial;
 pub mod diagnostic;
@@ -36,7 +35,6 @@ mod shipped;
 mod uses;
 
 pub use address::AddressRange;
-pub use client_file::{AWS_PAIR, ClientFile, Cloud};
 pub use credential::{
     Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef,
     When, is_secret_name,

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::groups::Groups;
 use super::reader::{Reader, Section, Span, Spanned};
-use super::{client_files, inject, is_name, variables};
+use super::{inject, is_name, variables};
 use crate::credential::{Backend, Credential, GrantKind, Inject, SecretRef, When};
 use crate::diagnostic::nearest;
 
 pub(crate) const CREDENTIAL: &[&str] =
-    &["secret", "inject", "when", "hosts", "env", "files", "metadata", "shape", "allow-plaintext"];
+    &["secret", "inject", "when", "hosts", "env", "shape", "allow-plaintext"];
 
 /// What the beginnings of placeholders can be, besides what follows from their variables.
 pub const SHAPES: &[&str] = &[
@@ -99,7 +99,6 @@ pub(crate) fn read(
         }
         credentials.named.insert(name.to_owned(), named);
     }
-    client_files::check(reader, &credentials);
     credentials
 }
 
@@ -112,10 +111,7 @@ fn credential(
     section.check_keys(reader, CREDENTIAL);
     let secret = secret(reader, section);
     let inject = inject::read(reader, section);
-    let hosts: Vec<_> = groups.hosts(reader, section).into_iter().map(|host| host.value).collect();
-    let kind = inject.as_ref().map(|(inject, _)| inject);
-    let files = client_files::files(reader, section, kind, &hosts);
-    let metadata = client_files::metadata(reader, section, kind);
+    let hosts = groups.hosts(reader, section).into_iter().map(|host| host.value).collect();
     let (env, shape, when) = (env(reader, section), shape(reader, section), when(reader, section));
     let allow_plaintext = section.boolean(reader, "allow-plaintext").unwrap_or(false);
     let message = match &inject {
@@ -128,8 +124,7 @@ fn credential(
         _ if when == When::Placeholder => "the sandbox never sees a placeholder",
         _ => "",
     };
-    let seen = ["env", "files", "metadata"].iter().any(|key| section.has(key));
-    if !message.is_empty() && !seen {
+    if !message.is_empty() && !section.has("env") {
         let hint = "give it a name: env = \"TOKEN\"";
         reader.error_hint(&section.span_of("inject"), message, hint);
     }
@@ -154,8 +149,6 @@ fn credential(
         when,
         hosts,
         env,
-        files,
-        metadata,
         shape,
         allow_plaintext,
     })
@@ -163,7 +156,7 @@ fn credential(
 
 /// A certificate is shown before any request is there, and never to a sandbox.
 fn check_certificate(reader: &mut Reader<'_>, section: &Section<'_>) {
-    for key in ["env", "files", "metadata", "shape", "when"] {
+    for key in ["env", "shape", "when"] {
         if section.has(key) {
             let message = format!(
                 "nothing of a certificate stands in a request: \"{key}\" has no meaning for it"

@@ -1,5 +1,5 @@
 //! Requests that proxyd answers itself, with placeholders, in the place of servers that would hand
-//! out real tokens: token endpoints that clients ask on their own, and metadata servers.
+//! out real tokens: token endpoints that clients ask on their own.
 //!
 //! The client goes on as it is used to, and what it then sends gets the credential as any other
 //! request. Nothing of such a request leaves, so no real token can come back.

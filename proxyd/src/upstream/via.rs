@@ -58,8 +58,6 @@ impl Proxy {
                 hosts: vec![HostPattern::Exact(row.host.clone())],
                 env: Vec::new(),
                 shape: None,
-                files: Vec::new(),
-                metadata: Vec::new(),
                 allow_plaintext: !row.tls,
             })),
             PasswordPlace::File(_) => None,

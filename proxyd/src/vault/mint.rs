@@ -206,7 +206,7 @@ impl Mints {
         self.kept.insert(key, kept);
     }
 
-    /// Lets go of the registries' tokens that have ended, and of the oldest where they are too many.
+    /// Lets go of the registries' tokens that have ended, and of the oldest of too many.
     fn make_room(&mut self) {
         let now = Instant::now();
         self.kept.retain(|key, kept| !key.is_for_registry() || now < kept.end);

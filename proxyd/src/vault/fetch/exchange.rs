@@ -205,7 +205,7 @@ mod tests {
             (r#"realm="x""#, vec![]),
             ("", vec![]),
             (",,,", vec![]),
-            ("Bearer =", vec!["bearer"]),
+            ("Bearer =", vec![]),
         ] {
             assert_eq!(parsed(text), expected, "{text}");
         }
