@@ -138,7 +138,8 @@ fn diff_tells_what_would_be_otherwise_and_nothing_of_what_is_only_written_otherw
     assert_eq!(
         lines,
         [
-            "+ dev: POST https://api.example:443/repos/**: denied -> allowed, credential \"github\"",
+            "+ dev: POST https://api.example:443/repos/**: \
+             denied -> allowed, credential \"github\"",
             "+ dev: https://git.example:443 git push to acme/*: denied -> allowed",
         ]
     );
@@ -170,8 +171,8 @@ fn replay_shows_what_would_have_been_judged_otherwise() {
         json!({"kind": "denied", "host": "api.example", "method": "PUT", "path": "/repos/a",
             "reason": denied("method_not_listed")}),
         json!({"host": "git.example", "method": "GET", "path": "/acme/w/info/refs"}),
-        json!({"kind": "denied", "host": "git.example", "method": "GET", "path": "/acme/w/info/refs",
-            "reason": denied("push_not_allowed")}),
+        json!({"kind": "denied", "host": "git.example", "method": "GET",
+            "path": "/acme/w/info/refs", "reason": denied("push_not_allowed")}),
         // Otherwise.
         json!({"host": "api.example", "method": "GET", "path": "/user", "credential": "github"}),
         json!({"host": "api.example", "method": "GET", "path": "/user", "credential": "github"}),

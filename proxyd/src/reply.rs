@@ -33,10 +33,10 @@ const CLIENT_GONE: u16 = 499;
 pub const LEASE_BUSY: &str = "lease_busy";
 pub const BODIES_BUSY: &str = "bodies_busy";
 pub const BUSY_HINT: &str = "send it again when others have ended";
-const CERTIFICATE_REFUSED_HINT: &str = "the operator checks that the host knows this certificate, and that it has not ended: \
-     cleanhands secret list";
-const CERTIFICATE_WANTED_HINT: &str = "if this is meant, the operator gives the rule a credential with \
-     inject = { client-certificate = true }";
+const CERTIFICATE_REFUSED_HINT: &str = "the operator checks that the host knows this \
+     certificate, and that it has not ended: cleanhands secret list";
+const CERTIFICATE_WANTED_HINT: &str = "if this is meant, the operator gives the rule a \
+     credential with inject = { client-certificate = true }";
 /// When a client may try again, as `Retry-After` says it.
 const RETRY_SECONDS: &[u8] = b"1";
 

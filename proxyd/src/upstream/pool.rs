@@ -1,8 +1,9 @@
 //! Connections kept between requests.
 //!
 //! A key holds everything that may make two connections differ in what they may do: owner and
-//! environment, scheme, host, port, the credential that requests on it carry, the certificate that it
-//! was opened with, and the way: CA, proxy and all else that the operator's table says about the host.
+//! environment, scheme, host, port, the credential that requests on it carry, the certificate that
+//! it was opened with, and the way: CA, proxy and all else that the operator's table says about the
+//! host.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};

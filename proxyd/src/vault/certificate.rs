@@ -1,7 +1,7 @@
 //! A client's certificate and its key, kept as one secret: what is shown of it, and what is signed.
 //!
-//! The vault's side. The certificates go to the traffic process, which shows them; the key does not.
-//! It signs what a client signs in a TLS handshake ([`handshake`]) and nothing else, so that a
+//! The vault's side. The certificates go to the traffic process, which shows them; the key does
+//! not. It signs what a client signs in a TLS handshake ([`handshake`]) and nothing else, so that a
 //! traffic process under foreign control can open connections as this client while it lasts, and
 //! take nothing away that serves later or elsewhere.
 

@@ -1,7 +1,7 @@
 //! What a client signs in a TLS handshake, told from everything else that could be asked for.
 //!
-//! In TLS 1.3 that is 64 spaces, a text that names the client, and a hash (RFC 8446, section 4.4.3):
-//! nothing else begins so, and who is spoken to is hidden in the hash. In TLS 1.2 it is the
+//! In TLS 1.3 that is 64 spaces, a text that names the client, and a hash (RFC 8446, section
+//! 4.4.3): nothing else begins so, and who is spoken to is hidden in the hash. In TLS 1.2 it is the
 //! handshake itself (RFC 5246, section 7.4.8). Many servers that ask for certificates speak nothing
 //! newer, and there is more in it to check: that it goes to the host of the question, shows this
 //! certificate, and has exactly the messages of a handshake up to here.
