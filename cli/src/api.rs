@@ -92,17 +92,27 @@ impl Harness {
 
     /// The environment of that name bound to that policy, made when there is none.
     pub async fn environment(&self, name: &str, policy: &str) -> Result<String, Failure> {
+        if let Some(id) = self.known_environment(name, policy).await? {
+            return Ok(id);
+        }
+        let body = json!({ "name": name, "metadata": { ipc::session::METADATA_POLICY: policy } });
+        match self.post::<Named>("/v1/environments", &body).await {
+            Ok(made) => Ok(made.id),
+            // Another command made it since the list was read; or it is bound to another policy.
+            Err(taken) if taken.code == Code::Conflict => {
+                self.known_environment(name, policy).await?.ok_or(taken)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn known_environment(&self, name: &str, policy: &str) -> Result<Option<String>, Failure> {
         let known: Vec<Named> = self.all("/v1/environments").await?;
         let bound = |e: &Named| {
             let to = e.metadata.get(ipc::session::METADATA_POLICY).and_then(Value::as_str);
             e.archived_at.is_none() && e.name == name && to == Some(policy)
         };
-        if let Some(environment) = known.into_iter().find(bound) {
-            return Ok(environment.id);
-        }
-        let body = json!({ "name": name, "metadata": { ipc::session::METADATA_POLICY: policy } });
-        let made: Named = self.post("/v1/environments", &body).await?;
-        Ok(made.id)
+        Ok(known.into_iter().find(bound).map(|environment| environment.id))
     }
 
     /// The agent of that name and model with the built-in tools, made when there is none.

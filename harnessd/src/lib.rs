@@ -5,6 +5,8 @@
 //! (who runs which session, and who listens), [`log`] (what is stored), [`context`] (events to
 //! model messages), [`model`] and [`hands`] (what it talks to), [`api`] (what clients see).
 #![deny(unsafe_code)]
+// It panics where nobody can hear: `ipc::say` does not.
+#![deny(clippy::print_stderr)]
 
 pub mod api;
 pub mod config;

@@ -107,7 +107,7 @@ pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("harnessd: {error}");
+            ipc::say::line(format_args!("harnessd: {error}"));
             ExitCode::from(error.code())
         }
     }
@@ -168,7 +168,8 @@ fn load_scripts(config: &Config) -> Result<BTreeMap<String, Arc<Script>>, RunErr
 fn start_logging(level: &str) {
     let filter = tracing_subscriber::EnvFilter::new(level);
     let started = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(ipc::say::log)
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_target(false)
         .with_ansi(false)

@@ -28,6 +28,7 @@ pub mod lease;
 pub mod peer;
 pub mod reach;
 pub mod sandbox;
+pub mod say;
 pub mod session;
 mod sys;
 pub mod vault;

@@ -3,6 +3,8 @@
 //! Read [`request`] first: one request's life in order. Then `entry` (how connections come in),
 //! `relay` (how bytes go on), `upstream` (whom they reach), `inject` and `scrub` (where a secret
 //! meets an exchange), `vault` (the child process that holds secrets). [`run`] puts them together.
+// It panics where nobody can hear: `ipc::say` does not.
+#![deny(clippy::print_stderr)]
 
 mod request;
 
@@ -126,7 +128,7 @@ pub fn main(prefix: &[&str], mut args: Vec<OsString>) -> ExitCode {
     match run(&exec, &arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("proxyd: {error}");
+            ipc::say::line(format_args!("proxyd: {error}"));
             ExitCode::from(error.exit_code())
         }
     }

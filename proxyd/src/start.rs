@@ -74,7 +74,7 @@ pub fn check(config: &Config) -> Result<(), StartError> {
     key_source(config)?;
     former_key_source(config)?;
     for warning in policies.warnings() {
-        eprintln!("{warning}");
+        ipc::say::line(warning);
     }
     Ok(())
 }
@@ -99,7 +99,8 @@ pub fn log(level: tracing::Level) {
         .with_default(level.min(tracing::Level::WARN))
         .with_targets(ours);
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(ipc::say::log)
+        .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
     tracing_subscriber::registry().with(lines.with_filter(targets)).init();

@@ -5,6 +5,8 @@
 //! process. [`journal`] is why one call id never runs twice. This daemon holds no secret, keeps no
 //! session log and has no network: its sandboxes' only way out is the lease ([`lease`]) that hands
 //! their listening sockets to proxyd.
+// It panics where nobody can hear: `ipc::say` does not.
+#![deny(clippy::print_stderr)]
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -91,7 +91,8 @@ pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
     let outcome = Config::load(args).map_err(RunError::from).and_then(|config| {
         tracing_subscriber::fmt()
             .with_max_level(config.log)
-            .with_writer(std::io::stderr)
+            .with_writer(ipc::say::log)
+            .log_internal_errors(false)
             .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
             .with_target(false)
             .init();
@@ -103,7 +104,7 @@ pub fn main(prefix: &[&str], args: Vec<OsString>) -> ExitCode {
         let _ = shown.print();
         return if shown.use_stderr() { EXIT_USAGE.into() } else { ExitCode::SUCCESS };
     }
-    eprintln!("sandboxd: {error}");
+    ipc::say::line(format_args!("sandboxd: {error}"));
     ExitCode::from(match error {
         RunError::Config(_) | RunError::Policies(_) => EXIT_CONFIG,
         RunError::Host(error) if !error.passing => EXIT_HOST,
@@ -119,7 +120,7 @@ fn check(config: &Config) -> Result<(), RunError> {
     match policies::PolicySet::load(&config.layout.policies) {
         Ok(set) if set.warnings().is_empty() => Ok(()),
         Ok(set) => {
-            eprintln!("{}", lines(set.warnings()));
+            ipc::say::line(lines(set.warnings()));
             Ok(())
         }
         Err(diagnostics) => Err(RunError::Policies(lines(&diagnostics))),

@@ -50,7 +50,7 @@ struct Means {
 /// Runs the role `zygote`.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if !args.is_empty() {
-        eprintln!("sandboxd: zygote: takes no arguments");
+        ipc::say::line("sandboxd: zygote: takes no arguments");
         return ExitCode::from(2);
     }
     match means() {
@@ -59,7 +59,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("sandboxd: cannot start the zygote: {error}");
+            ipc::say::line(format_args!("sandboxd: cannot start the zygote: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -98,7 +98,9 @@ fn serve(means: &mut Means) {
         let (request, mut fds) = match ipc::fd::receive::<Request>(&means.socket) {
             Ok(received) => received,
             Err(ipc::fd::MessageError::Malformed(error)) => {
-                eprintln!("sandboxd: zygote: a request is not as documented: {error}");
+                ipc::say::line(format_args!(
+                    "sandboxd: zygote: a request is not as documented: {error}"
+                ));
                 continue;
             }
             Err(_) => return,

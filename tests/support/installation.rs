@@ -134,6 +134,16 @@ impl Installation {
             .append(true)
             .open(self.root.path().join(format!("{daemon}.log")))
             .unwrap();
+        self.spawn(daemon, log.into());
+    }
+
+    /// Starts one daemon that speaks to `err` and to nobody else; waits until it serves.
+    pub fn start_speaking_to(&mut self, daemon: &'static str, err: Stdio) {
+        self.spawn(daemon, err);
+        self.wait_serving(daemon);
+    }
+
+    fn spawn(&mut self, daemon: &'static str, err: Stdio) {
         let child = Command::new(program())
             .arg(daemon)
             .arg("--config")
@@ -145,8 +155,8 @@ impl Installation {
             .arg("--policies-dir")
             .arg(&self.layout.policies)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
+            .stdout(Stdio::null())
+            .stderr(err)
             .spawn()
             .unwrap();
         self.running.insert(daemon, child);

@@ -73,7 +73,7 @@ pub(super) type Answer = Result<(Reply, Vec<Secret>), VaultError>;
 /// secrets, and proxyd's own.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     let [directory, key, policies, rest @ ..] = args.as_slice() else {
-        eprintln!("proxyd vault: started by hand; proxyd starts it by itself");
+        ipc::say::line("proxyd vault: started by hand; proxyd starts it by itself");
         return ExitCode::from(2);
     };
     let (former, rest) = match rest {
@@ -106,7 +106,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     match sockets {
         Ok((socket, workers)) => run(socket, workers, place),
         Err(error) => {
-            eprintln!("proxyd vault: no socket was passed: {error}");
+            ipc::say::line(format_args!("proxyd vault: no socket was passed: {error}"));
             ExitCode::from(2)
         }
     }
@@ -135,7 +135,7 @@ fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
         let (asked, answered) = match child.workers.wait(&socket) {
             Ok(ready) => ready,
             Err(error) => {
-                eprintln!("proxyd vault: cannot wait: {error}");
+                ipc::say::line(format_args!("proxyd vault: cannot wait: {error}"));
                 return ExitCode::FAILURE;
             }
         };
@@ -151,7 +151,9 @@ fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
                 // Without it nothing is to be had from others: all start again.
                 Ok(None) => return ExitCode::FAILURE,
                 Err(error) => {
-                    eprintln!("proxyd vault: cannot read from its worker: {error}");
+                    ipc::say::line(format_args!(
+                        "proxyd vault: cannot read from its worker: {error}"
+                    ));
                     return ExitCode::FAILURE;
                 }
             }
@@ -161,7 +163,7 @@ fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
                 Ok(Some(body)) => body,
                 Ok(None) => return ExitCode::SUCCESS,
                 Err(error) => {
-                    eprintln!("proxyd vault: cannot read from proxyd: {error}");
+                    ipc::say::line(format_args!("proxyd vault: cannot read from proxyd: {error}"));
                     return ExitCode::FAILURE;
                 }
             };

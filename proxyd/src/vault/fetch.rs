@@ -47,7 +47,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("proxyd vault-fetch: {reason}");
+            ipc::say::line(format_args!("proxyd vault-fetch: {reason}"));
             ExitCode::FAILURE
         }
     }

@@ -49,7 +49,7 @@ pub fn main(exec: &SelfExec, args: Vec<OsString>) -> ExitCode {
     match run(exec, args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("proxyd vault-run: {reason}");
+            ipc::say::line(format_args!("proxyd vault-run: {reason}"));
             ExitCode::FAILURE
         }
     }
@@ -234,7 +234,7 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
     };
     let path = Path::new(&program.argv[0]);
     if let Err(error) = command::confine(path, &program.read, &program.write, &hidden) {
-        eprintln!("proxyd vault-command: {error}");
+        ipc::say::line(format_args!("proxyd vault-command: {error}"));
         return ExitCode::from(command::CANNOT);
     }
     let mut own = std::process::Command::new(&program.argv[0]);
@@ -243,6 +243,6 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
         own.uid(account.uid).gid(account.gid);
     }
     let error = own.exec();
-    eprintln!("proxyd vault-command: {}: {error}", path.display());
+    ipc::say::line(format_args!("proxyd vault-command: {}: {error}", path.display()));
     ExitCode::from(command::CANNOT)
 }

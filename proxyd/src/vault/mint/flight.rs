@@ -269,12 +269,18 @@ impl Child {
                     // It was withdrawn: what was had before counts no more.
                     self.mints.kept.remove(key);
                     self.mints.pause(key, PAUSE_REFUSED, &reason);
-                    eprintln!("proxyd vault: {} is refused: {reason}", key.secret());
+                    ipc::say::line(format_args!(
+                        "proxyd vault: {} is refused: {reason}",
+                        key.secret()
+                    ));
                     return Err(VaultError::Unavailable(reason));
                 };
                 let version = flight.version.unwrap_or_default();
                 self.store.need_login(&secret, version, &reason)?;
-                eprintln!("proxyd vault: {} needs a new value: {reason}", key.secret());
+                ipc::say::line(format_args!(
+                    "proxyd vault: {} needs a new value: {reason}",
+                    key.secret()
+                ));
                 Err(needs_login(key, &reason))
             }
             Meaning::Later(reason) => {
