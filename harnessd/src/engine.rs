@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::fold;
 use crate::hands::{Hand, Proxyd, Scrub};
-use crate::log::objects::NewObject;
+use crate::log::objects::{Change, NewObject, Object};
 use crate::log::{Body, Event, Guard, Log, LogError, NewEvent, Ownership, Status, Tombstone};
 use crate::model::Models;
 use crate::wake::{WakeError, wake};
@@ -122,18 +122,19 @@ impl Engine {
         Ok(appended)
     }
 
-    /// Appends what changes a session, and wakes it if the guard says so.
+    /// Changes a session, in its log and its object, and wakes it if the guard says so.
     pub async fn update(
         &self,
         session: &SessionId,
         guard: Guard,
         event: NewEvent,
-    ) -> Result<(), LogError> {
-        self.parts.log.append(session, guard, vec![event]).await?;
+        change: Change,
+    ) -> Result<Object, LogError> {
+        let object = self.parts.log.change_session(session, guard, event, change).await?;
         if guard.wakes {
             self.poke(session);
         }
-        Ok(())
+        Ok(object)
     }
 
     /// Follows a session from now on, with previews.

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use harnessd::log::objects::{Change, ListQuery, NewObject, Order};
+use harnessd::log::objects::{Change, ListQuery, NewObject, Object, Order};
 use harnessd::log::{Agent, Body, Created, Guard, Log, LogError, NewEvent, Note, Status};
 use ipc::id::SessionId;
 use serde_json::{Value, json};
@@ -296,23 +296,57 @@ async fn versions_are_kept_and_a_stale_change_is_a_conflict() {
     let mut first = object("agent", "a", json!({ "v": 1 }));
     first.unique_name = Some("same".into());
     log.insert_object(first.clone()).await.unwrap();
-    let change = |v: u64, expected_version| Change {
+    let change = |v: u64, from: &Object| Change {
+        from: from.clone(),
         body: json!({ "v": v }),
         unique_name: None,
-        expected_version,
         new_version: true,
     };
+    let one = log.object("agent", "uid:1", "a", None).await.unwrap();
 
     first.id = "b".into();
     let twice = log.insert_object(first).await;
-    let second = log.change_object("agent", "uid:1", "a", change(2, Some(1))).await.unwrap();
-    let stale = log.change_object("agent", "uid:1", "a", change(3, Some(1))).await;
+    let second = log.change_object(change(2, &one)).await.unwrap();
+    let stale = log.change_object(change(3, &one)).await;
 
     assert!(matches!(twice, Err(LogError::Conflict(_))), "{twice:?}");
     assert_eq!((second.version, second.body), (2, json!({ "v": 2 })));
-    assert!(matches!(stale, Err(LogError::Conflict(_))), "{stale:?}");
+    assert!(matches!(stale, Err(LogError::Overtaken { .. })), "{stale:?}");
     let old = log.object("agent", "uid:1", "a", Some(1)).await.unwrap();
     assert_eq!(old.body, json!({ "v": 1 }));
     let versions = log.object_versions("agent", "uid:1", "a", None, 1).await.unwrap();
     assert_eq!((versions.objects[0].version, versions.more), (2, true));
+}
+
+#[tokio::test]
+async fn a_session_and_its_object_change_together_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path()).unwrap();
+    let session = session(&log).await;
+    let stored = async || log.object("session", "uid:1", session.as_str(), None).await.unwrap();
+    let titled = |title: &str, from: Object| Change {
+        from,
+        body: json!({ "title": title }),
+        unique_name: None,
+        new_version: false,
+    };
+    let event = || note(1);
+    let first = stored().await;
+
+    let grown = Guard { last: Some(9), ..Guard::default() };
+    let moved = log.change_session(&session, grown, event(), titled("a", first.clone())).await;
+    let unmoved = (stored().await, log.chain(&session).await.unwrap().events);
+    let done = titled("b", first.clone());
+    let done = log.change_session(&session, Guard::default(), event(), done).await.unwrap();
+    let stale = titled("c", first.clone());
+    let stale = log.change_session(&session, Guard::default(), event(), stale).await;
+
+    assert!(matches!(moved, Err(LogError::Moved(_))), "{moved:?}");
+    assert_eq!(unmoved, (first, 1));
+    assert!(matches!(stale, Err(LogError::Overtaken { .. })), "{stale:?}");
+    assert_eq!(
+        (stored().await.body, done.body),
+        (json!({ "title": "b" }), json!({ "title": "b" }))
+    );
+    assert_eq!(log.chain(&session).await.unwrap().events, 2);
 }

@@ -7,18 +7,16 @@ use serde_json::{Value, json};
 
 use super::ApiState;
 use super::agent::Agent;
+use super::attempt::{self, Failed};
 use super::body::JsonBody;
 use super::cursor::{Direction, Listing};
 use super::edge::Owner;
 use super::error::ApiError;
 use super::page;
 use super::query::{Order, Parameters};
-use crate::log::LogError;
 use crate::log::objects::{Change, NewObject, Object};
 
 pub const KIND: &str = "agent";
-/// How often an update without a version is tried again when another one came between.
-const TRIES_MAX: usize = 8;
 
 pub async fn create(
     State(state): State<ApiState>,
@@ -74,37 +72,35 @@ pub async fn update(
     Path(id): Path<String>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
+    attempt::until_done(&state.turn, || updated(&state, &owner, &id, &body)).await
+}
+
+async fn updated(
+    state: &ApiState,
+    owner: &Owner,
+    id: &str,
+    body: &Value,
+) -> Result<Json<Value>, Failed> {
     let log = state.engine.log();
-    for _ in 0..TRIES_MAX {
-        let object = log.object(KIND, &owner.0, &id, None).await?;
-        let old = of_object(&object)?;
-        let (new, expected) = old.updated(&body)?;
-        if object.archived_at.is_some() {
-            return Err(ApiError::invalid(format!("agent {id}: archived agents cannot change")));
-        }
-        if let Some(expected) = expected.filter(|expected| *expected != object.version) {
-            let current = object.version;
-            let message = format!("version: {expected} was expected, the agent has {current}");
-            return Err(ApiError::conflict(message));
-        }
-        if new == old {
-            return Ok(Json(wire(&object)));
-        }
-        check_model(&state, "model", &new)?;
-        let change = Change {
-            body: new.document(),
-            unique_name: None,
-            expected_version: Some(object.version),
-            new_version: true,
-        };
-        match log.change_object(KIND, &owner.0, &id, change).await {
-            Ok(object) => return Ok(Json(wire(&object))),
-            // Another update came between: read it and apply this one on top.
-            Err(LogError::Conflict(_)) if expected.is_none() => {}
-            Err(error) => return Err(error.into()),
-        }
+    let object = log.object(KIND, &owner.0, id, None).await?;
+    let old = of_object(&object)?;
+    let (new, expected) = old.updated(body)?;
+    if object.archived_at.is_some() {
+        let why = format!("agent {id}: archived agents cannot change");
+        return Err(ApiError::invalid(why).into());
     }
-    Err(ApiError::conflict(format!("agent {id}: changed by others again and again")))
+    if let Some(expected) = expected.filter(|expected| *expected != object.version) {
+        let current = object.version;
+        let message = format!("version: {expected} was expected, the agent has {current}");
+        return Err(ApiError::conflict(message).into());
+    }
+    if new == old {
+        return Ok(Json(wire(&object)));
+    }
+    check_model(state, "model", &new)?;
+    let body = new.document();
+    let change = Change { from: object, body, unique_name: None, new_version: true };
+    Ok(Json(wire(&log.change_object(change).await?)))
 }
 
 pub async fn archive(

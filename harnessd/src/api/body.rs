@@ -1,40 +1,179 @@
-//! Request bodies: JSON within a limit, whatever their content type says.
+//! Request bodies: JSON within limits, whatever their content type says.
 //!
 //! Clients send POSTs of length zero with `Content-Type: application/json`; they read as `{}`.
+//! What is made of a text can be twenty times as long, so its values are counted as it comes, and
+//! bodies under way are bounded together: long ones go one behind the other, in a way of their own
+//! that one who dawdles cannot block for others' short ones.
 
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::ApiState;
 use super::error::ApiError;
 
 /// The documented limit for agents, environments, sessions and events.
 pub const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// A longer body waits for room before it is read on.
+const SHORT_BYTES_MAX: usize = 64 * 1024;
+/// Long bodies that are under way at once.
+const LONG_AT_ONCE: usize = 2;
+/// How long a long one may take to come.
+const LONG_TIME_MAX: Duration = Duration::from_secs(60);
+/// About twice what a step of an import, the fullest of honest requests, can have.
+const VALUES_MAX: usize = 400_000;
+/// About what one value or name takes beside its text.
+const VALUE_BYTES: usize = 128;
+/// What may be made of short bodies together, KiB.
+const SHORT_ROOM: usize = 64 * 1024;
 
 /// The body of a request, parsed and not yet understood.
 pub struct JsonBody(pub Value);
 
-impl<S: Send + Sync> FromRequest<S> for JsonBody {
+/// Room for the bodies that are under way.
+pub struct Bodies {
+    long: Arc<Semaphore>,
+    /// In KiB.
+    short: Arc<Semaphore>,
+}
+
+impl Default for Bodies {
+    fn default() -> Self {
+        let [long, short] = [LONG_AT_ONCE, SHORT_ROOM].map(|room| Arc::new(Semaphore::new(room)));
+        Self { long, short }
+    }
+}
+
+/// What a request's body holds of that room.
+#[derive(Clone, Default)]
+pub struct Room(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
+impl Room {
+    fn keep(&self, permit: OwnedSemaphorePermit) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(permit);
+    }
+
+    pub fn leave(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+impl FromRequest<ApiState> for JsonBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await;
-        let bytes = body
-            .map_err(|error| {
-                if error.is::<LengthLimitError>() {
-                    ApiError::too_large(BODY_BYTES_MAX)
-                } else {
-                    ApiError::invalid("request body: broken off")
-                }
-            })?
-            .to_bytes();
-        if bytes.is_empty() {
-            return Ok(Self(Value::Object(Map::new())));
+    async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
+        let room = request.extensions().get::<Room>().cloned().unwrap_or_default();
+        let mut coming = Coming::of(request.into_body());
+        if !coming.read_to(SHORT_BYTES_MAX).await? {
+            let permit = permit(&state.bodies.long, 1).await?;
+            let whole = tokio::time::timeout(LONG_TIME_MAX, coming.read_to(BODY_BYTES_MAX)).await;
+            if !whole.map_err(|_| ApiError::too_slow(LONG_TIME_MAX))?? {
+                return Err(ApiError::too_large(BODY_BYTES_MAX));
+            }
+            // The permit goes along: the work goes on when the client has gone.
+            let parsing = tokio::task::spawn_blocking(move || (parse(&coming.bytes), permit));
+            let (value, permit) = parsing.await.map_err(|error| ApiError::internal(&error))?;
+            room.keep(permit);
+            return value;
         }
-        let value = serde_json::from_slice(&bytes).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            ApiError::invalid(format!("request body: not JSON at line {line}, column {column}"))
-        })?;
-        Ok(Self(value))
+        let cost = (coming.bytes.len() + coming.values.count * VALUE_BYTES) / 1024 + 1;
+        room.keep(permit(&state.bodies.short, cost).await?);
+        parse(&coming.bytes)
+    }
+}
+
+async fn permit(room: &Arc<Semaphore>, amount: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+    let amount = u32::try_from(amount.min(SHORT_ROOM)).unwrap_or(u32::MAX);
+    let permit = Arc::clone(room).acquire_many_owned(amount).await;
+    permit.map_err(|error| ApiError::internal(&error))
+}
+
+fn parse(bytes: &[u8]) -> Result<JsonBody, ApiError> {
+    if bytes.is_empty() {
+        return Ok(JsonBody(Value::Object(Map::new())));
+    }
+    let value = serde_json::from_slice(bytes).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        ApiError::invalid(format!("request body: not JSON at line {line}, column {column}"))
+    })?;
+    Ok(JsonBody(value))
+}
+
+/// A body as it comes.
+struct Coming {
+    body: Body,
+    bytes: Vec<u8>,
+    values: Values,
+}
+
+impl Coming {
+    fn of(body: Body) -> Self {
+        Self { body, bytes: Vec::new(), values: Values::default() }
+    }
+
+    /// Reads until the end, or until there are more bytes than that: false.
+    async fn read_to(&mut self, limit: usize) -> Result<bool, ApiError> {
+        // What is announced is only reserved when there is room for all of it.
+        let announced = usize::try_from(self.body.size_hint().lower()).unwrap_or(usize::MAX);
+        self.bytes.reserve_exact(announced.min(limit.saturating_sub(self.bytes.len())));
+        while self.bytes.len() <= limit {
+            let Some(frame) = self.body.frame().await else { return Ok(true) };
+            let frame = frame.map_err(|_| ApiError::invalid("request body: broken off"))?;
+            let Ok(piece) = frame.into_data() else { continue };
+            self.values.see(&piece);
+            if self.values.count > VALUES_MAX {
+                return Err(ApiError::too_many_values(VALUES_MAX));
+            }
+            self.bytes.extend_from_slice(&piece);
+        }
+        Ok(false)
+    }
+}
+
+/// Counts values and names, by the marks that begin or part them outside of texts.
+#[derive(Default)]
+struct Values {
+    count: usize,
+    in_text: bool,
+    escaped: bool,
+}
+
+impl Values {
+    fn see(&mut self, piece: &[u8]) {
+        for byte in piece {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_text => self.escaped = true,
+                b'"' => self.in_text = !self.in_text,
+                b',' | b':' | b'[' | b'{' if !self.in_text => self.count += 1,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(pieces: &[&str]) -> usize {
+        let mut values = Values::default();
+        pieces.iter().for_each(|piece| values.see(piece.as_bytes()));
+        values.count
+    }
+
+    #[test]
+    fn values_are_counted_wherever_the_body_is_cut_and_texts_are_one_each() {
+        let text = r#"{"a,b":["[{,:\\\"[",{},1],"c":"\\"}"#;
+
+        let cuts = (0..=text.len()).map(|at| counted(&[&text[..at], &text[at..]]));
+
+        assert!(cuts.into_iter().all(|count| count == 8), "{}", counted(&[text]));
     }
 }

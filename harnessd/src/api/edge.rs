@@ -15,6 +15,7 @@ use ipc::id::RequestId;
 use ipc::peer::Principal;
 
 use super::ApiState;
+use super::body::Room;
 use super::error::ApiError;
 use super::loopback::Loopback;
 
@@ -34,8 +35,13 @@ pub async fn pass(State(state): State<ApiState>, mut request: Request, next: Nex
     let started = std::time::Instant::now();
     let mut response = match owner(&state, &request) {
         Ok(owner) => {
+            // What a body takes is free again when its answer has been made.
+            let room = Room::default();
             request.extensions_mut().insert(owner);
-            next.run(request).await
+            request.extensions_mut().insert(room.clone());
+            let response = next.run(request).await;
+            room.leave();
+            response
         }
         Err(error) => axum::response::IntoResponse::into_response(error),
     };

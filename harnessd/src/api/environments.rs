@@ -9,6 +9,7 @@ use policies::Policy;
 use serde_json::{Value, json};
 
 use super::ApiState;
+use super::attempt::{self, Failed};
 use super::body::JsonBody;
 use super::edge::Owner;
 use super::environment::Environment;
@@ -64,22 +65,26 @@ pub async fn update(
     Path(id): Path<String>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let object = state.engine.log().object(KIND, &owner.0, &id, None).await?;
+    attempt::until_done(&state.turn, || updated(&state, &owner, &id, &body)).await
+}
+
+async fn updated(
+    state: &ApiState,
+    owner: &Owner,
+    id: &str,
+    body: &Value,
+) -> Result<Json<Value>, Failed> {
+    let object = state.engine.log().object(KIND, &owner.0, id, None).await?;
     let old = of_object(&object)?;
-    let new = old.updated(&body)?;
+    let new = old.updated(body)?;
     refuse_archived(&object)?;
-    bind(&state, &new).await?;
+    bind(state, &new).await?;
     if new == old {
         return Ok(Json(wire(&object)));
     }
-    let change = Change {
-        body: new.document(),
-        unique_name: Some(new.name.clone()),
-        expected_version: None,
-        new_version: false,
-    };
-    let object = state.engine.log().change_object(KIND, &owner.0, &id, change).await?;
-    Ok(Json(wire(&object)))
+    let (body, unique_name) = (new.document(), Some(new.name.clone()));
+    let change = Change { from: object, body, unique_name, new_version: false };
+    Ok(Json(wire(&state.engine.log().change_object(change).await?)))
 }
 
 pub async fn archive(

@@ -62,6 +62,15 @@ impl ApiError {
         Self::of(StatusCode::PAYLOAD_TOO_LARGE, format!("request body: longer than {limit} bytes"))
     }
 
+    pub fn too_many_values(limit: usize) -> Self {
+        Self::of(StatusCode::PAYLOAD_TOO_LARGE, format!("request body: more than {limit} values"))
+    }
+
+    pub fn too_slow(limit: std::time::Duration) -> Self {
+        let why = format!("request body: not here after {} s", limit.as_secs());
+        Self::of(StatusCode::REQUEST_TIMEOUT, why)
+    }
+
     /// A stated number of things is in use; trying again later can help.
     pub fn busy(what: &str, limit: usize) -> Self {
         Self::of(StatusCode::TOO_MANY_REQUESTS, format!("{what}: {limit} are open already"))
@@ -149,14 +158,35 @@ impl From<LogError> for ApiError {
             LogError::NoSession(id) => Self::not_found("session", id.as_str()),
             LogError::NoObject { kind, id } => Self::not_found(&kind, &id),
             LogError::Unreadable { .. } => Self::internal(&error),
-            LogError::Conflict(_) | LogError::Fenced { .. } | LogError::Moved(_) => {
-                Self::conflict(error.to_string())
-            }
+            LogError::Conflict(_)
+            | LogError::Overtaken { .. }
+            | LogError::Fenced { .. }
+            | LogError::Moved(_) => Self::conflict(error.to_string()),
             LogError::Database(_) | LogError::Lock(_) | LogError::Closed => {
                 tracing::error!(%error, "session log not usable");
-                Self::unavailable("the session log is not usable: see harnessd's log")
+                Self::unavailable(format!("the session log is not usable: {}", reason(&error)))
             }
         }
+    }
+}
+
+/// Why the log is not usable, and what to do, in words of ours: a database's own may hold more.
+fn reason(error: &LogError) -> &'static str {
+    use rusqlite::ErrorCode;
+    let LogError::Database(error) = error else { return "see harnessd's log" };
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => {
+            "the disk of harnessd's state directory is full: free some space there and try again"
+        }
+        Some(ErrorCode::SystemIoFailure) => {
+            "the disk of harnessd's state directory fails: is it full, or broken? The kernel's log \
+             says more"
+        }
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
+            "harnessd cannot write in its state directory: is it mounted read-only, or not its own \
+             any more?"
+        }
+        _ => "see harnessd's log",
     }
 }
 
@@ -197,6 +227,18 @@ mod tests {
             assert_eq!(envelope["type"], "error");
             assert_eq!(envelope["request_id"], "req_1");
         }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_with_what_to_do_and_without_the_databases_own_words() {
+        let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+        let full = rusqlite::Error::SqliteFailure(full, Some("INSERT of somebody's text".into()));
+
+        let error = ApiError::from(LogError::from(full));
+
+        assert_eq!(error.status, 503);
+        assert!(error.message.contains("is full: free some space"), "{error}");
+        assert!(!error.message.contains("INSERT"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 mod agent;
 mod agents;
+mod attempt;
 mod body;
 mod budget;
 mod cursor;
@@ -71,6 +72,10 @@ pub struct ApiState {
     /// Held while an answer to a tool call is checked and appended, so that of two equal ones sent
     /// at once only the first is stored.
     answers: Arc<tokio::sync::Mutex<()>>,
+    /// Held by whoever makes a change again because another one came between.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// Room for the bodies of requests.
+    bodies: Arc<body::Bodies>,
     /// How many more event streams may be opened.
     streams: Arc<tokio::sync::Semaphore>,
     /// Held by the one replay that is under way.
@@ -86,8 +91,9 @@ impl ApiState {
         let policies = Arc::new(policy_files::PolicyFiles::new(config.policies_dir.clone()));
         let (config, keys) = (Arc::new(config), Arc::new(keys));
         let streams = Arc::new(tokio::sync::Semaphore::new(stream::STREAMS_MAX));
-        let (answers, replays) = (Arc::default(), Arc::default());
-        Self { engine, config, keys, policies, answers, streams, replays }
+        let (answers, replays, turn) = (Arc::default(), Arc::default(), Arc::default());
+        let bodies = Arc::default();
+        Self { engine, config, keys, policies, answers, turn, bodies, streams, replays }
     }
 }
 

@@ -8,6 +8,7 @@ use ipc::session::METADATA_WORKSPACE;
 use serde_json::{Value, json};
 
 use super::agent::{Agent, patched_tools};
+use super::attempt::{self, Failed};
 use super::body::JsonBody;
 use super::edge::Owner;
 use super::error::ApiError;
@@ -154,32 +155,43 @@ pub async fn update(
     Path(id): Path<String>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
+    attempt::until_done(&state.turn, || updated(&state, &owner, &id, &body)).await
+}
+
+async fn updated(
+    state: &ApiState,
+    owner: &Owner,
+    id: &str,
+    body: &Value,
+) -> Result<Json<Value>, Failed> {
     let log = state.engine.log();
-    let object = log.object(KIND, &owner.0, &id, None).await?;
-    let session = session::id(&id)?;
+    let object = log.object(KIND, &owner.0, id, None).await?;
+    let session = session::id(id)?;
     let chain = log.chain(&session).await?;
-    let mut fields = Fields::of("", &body)?;
+    let mut fields = Fields::of("", body)?;
     let title = fields.text("title", TITLE_CHARS_MAX)?;
     let metadata = patched_metadata(&mut fields, &object)?;
     let agent = patched_agent(&mut fields, &object)?;
     if fields.any("vault_ids").is_some() {
-        return Err(ApiError::unsupported("vault_ids"));
+        return Err(ApiError::unsupported("vault_ids").into());
     }
     let budget = match fields.any("budget") {
         Some(value) => {
             let spending = history::fold_after(log, &session, chain.events).await?.spending();
-            let changed = budget::changed(&state, &spending, &model(&object)?, value)?;
+            let changed = budget::changed(state, &spending, &model(&object)?, value)?;
             changed.map(|cents| (cents, spending.is_at_budget()))
         }
         None => None,
     };
     fields.finish()?;
     if chain.status == Status::Terminated {
-        return Err(ApiError::invalid(format!("session {id}: terminated sessions cannot change")));
+        let why = format!("session {id}: terminated sessions cannot change");
+        return Err(ApiError::invalid(why).into());
     }
     let idle = session::status(&chain) == Status::Idle;
     if agent.is_some() && !idle {
-        return Err(ApiError::conflict(format!("agent: session {id} is running: wait for idle")));
+        let why = format!("agent: session {id} is running: wait for idle");
+        return Err(ApiError::conflict(why).into());
     }
 
     let title = match title {
@@ -191,7 +203,7 @@ pub async fn update(
     let metadata = metadata.filter(|metadata| *metadata != object.body["metadata"]);
     let agent = agent.filter(|agent| agent.snapshot != object.body["agent"]);
     if title.is_none() && metadata.is_none() && agent.is_none() && budget.is_none() {
-        return Ok(Json(session::wire(&state, &object).await?));
+        return Ok(Json(session::wire(state, &object).await?));
     }
     // A turn that stopped at the budget goes on under another. One that runs looks again itself,
     // but may be about to stop.
@@ -201,16 +213,11 @@ pub async fn update(
     let still = agent.is_some() || (budget.is_some() && !wakes);
     let guard = Guard { last: still.then_some(chain.events), wakes, ..Guard::default() };
     let budget_cents = budget.map(|(cents, _)| cents);
-    let change = Change {
-        body: document(&object, title.as_ref(), metadata.as_ref(), agent.as_ref(), budget_cents),
-        unique_name: None,
-        expected_version: None,
-        new_version: false,
-    };
+    let body = document(&object, title.as_ref(), metadata.as_ref(), agent.as_ref(), budget_cents);
+    let change = Change { from: object, body, unique_name: None, new_version: false };
     let event = Body::SessionUpdated { agent, title, metadata, budget_cents };
-    state.engine.update(&session, guard, event.into()).await?;
-    let object = log.change_object(KIND, &owner.0, &id, change).await?;
-    Ok(Json(session::wire(&state, &object).await?))
+    let object = state.engine.update(&session, guard, event.into(), change).await?;
+    Ok(Json(session::wire(state, &object).await?))
 }
 
 /// The session's document after an update.

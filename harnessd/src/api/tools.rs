@@ -1,8 +1,8 @@
 //! The `tools` array of an agent: read, checked, and written back with every default spelled out.
 //!
-//! What the wire API has and this version does not offer (web search, MCP toolsets, the
-//! `auto` policy) is refused by name when it is asked for. `web_search` stands in answers as disabled,
-//! so that a client that reads, edits and sends back the array meets no surprise.
+//! What the wire API has and this version does not offer (web search, MCP toolsets, the `auto`
+//! policy) is refused by name when it is asked for. `web_search` stands in answers as disabled, so
+//! that a client that reads, edits and sends back the array meets no surprise.
 
 use serde_json::{Map, Value, json};
 
@@ -102,10 +102,8 @@ fn toolset(path: &str, mut fields: Fields<'_>) -> Result<Value, ApiError> {
         let inherited =
             if ABSENT.contains(&name) { Setting { enabled: false, ..default } } else { default };
         let setting = setting(&mut config, inherited)?;
-        if ABSENT.contains(&name) {
-            if setting.enabled {
-                return Err(ApiError::unsupported(&format!("{path}.name: {name}")));
-            }
+        if ABSENT.contains(&name) && setting.enabled {
+            return Err(ApiError::unsupported(&format!("{path}.name: {name}")));
         }
         if name.starts_with("web_") {
             for key in WEB_KEYS {

@@ -5,7 +5,7 @@ use ipc::session::LogEvent;
 use rusqlite::{Connection, params};
 
 use super::event::{Body, Event, NewEvent, Status};
-use super::objects::{self, NewObject};
+use super::objects::{self, Change, NewObject, Object};
 use super::writer::{Chains, Desk};
 use super::{Chain, Guard, Log, LogError, Tombstone, chain, read};
 
@@ -48,6 +48,27 @@ impl Log {
         let appended = self.inner.writer.run_simple(work).await?;
         self.inner.signals.grown(session);
         Ok(appended)
+    }
+
+    /// Appends what changes a session and changes its object, both or neither.
+    pub async fn change_session(
+        &self,
+        session: &SessionId,
+        guard: Guard,
+        event: NewEvent,
+        change: Change,
+    ) -> Result<Object, LogError> {
+        let (id, time) = (session.clone(), self.now());
+        let prepared = prepare(session, vec![event])?;
+        let work = move |connection: &Connection| {
+            let object = objects::replace(connection, &change, &time)?;
+            let desk = Desk { connection, chains: &mut Chains::default() };
+            append(desk, &id, guard, prepared, &time)?;
+            Ok(object)
+        };
+        let object = self.inner.writer.run(work).await?;
+        self.inner.signals.grown(session);
+        Ok(object)
     }
 
     /// Removes a whole session and leaves a tombstone.

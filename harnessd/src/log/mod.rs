@@ -47,6 +47,9 @@ pub enum LogError {
     /// The log has grown since it was read: read again and decide again.
     #[error("session {0}: the log has grown")]
     Moved(SessionId),
+    /// Another change came between: read again and decide again.
+    #[error("{kind} {id}: changed by others meanwhile")]
+    Overtaken { kind: String, id: String },
     #[error("{0}")]
     Conflict(String),
     #[error("session {session}: event {seq} is not readable: {why}")]
@@ -69,7 +72,10 @@ impl From<LogError> for Fault {
     fn from(error: LogError) -> Self {
         let code = match &error {
             LogError::NoSession(_) | LogError::NoObject { .. } => Code::NotFound,
-            LogError::Fenced { .. } | LogError::Moved(_) | LogError::Conflict(_) => Code::Conflict,
+            LogError::Fenced { .. }
+            | LogError::Moved(_)
+            | LogError::Overtaken { .. }
+            | LogError::Conflict(_) => Code::Conflict,
             LogError::Unreadable { .. } => Code::Internal,
             LogError::Database(_) | LogError::Lock(_) | LogError::Closed => Code::Unavailable,
         };

@@ -42,10 +42,10 @@ pub struct NewObject {
 /// How to change a document.
 #[derive(Clone, Debug)]
 pub struct Change {
+    /// What the new one was made from. When another is stored by now, nothing is changed.
+    pub from: Object,
     pub body: Value,
     pub unique_name: Option<String>,
-    /// The version it must have; else a conflict.
-    pub expected_version: Option<u64>,
     /// Keep the old version beside a new one; else the document is replaced in place.
     pub new_version: bool,
 }
@@ -143,37 +143,8 @@ impl Log {
     }
 
     /// Replaces a document, or puts a new version beside the old one.
-    pub async fn change_object(
-        &self,
-        kind: &'static str,
-        owner: &str,
-        id: &str,
-        change: Change,
-    ) -> Result<Object, LogError> {
-        let (owner, id) = (owner.to_owned(), id.to_owned());
-        let work = move |connection: &Connection| {
-            let old = load(connection, kind, &owner, &id)?;
-            if change.expected_version.is_some_and(|v| v != old.version) {
-                let now = old.version;
-                return Err(LogError::Conflict(format!("{kind} {id} is at version {now}")));
-            }
-            let mut version = old.version;
-            if change.new_version {
-                let sql = "INSERT INTO object_versions (kind, id, version, body, updated_at)
-                           VALUES (?1, ?2, ?3, ?4, ?5)";
-                let values = params![kind, id, old.version, old.body.to_string(), old.updated_at];
-                connection.execute(sql, values)?;
-                version += 1;
-            }
-            let sql =
-                "UPDATE objects SET version = ?3, body = ?4, unique_name = ?5, updated_at = ?6
-                       WHERE kind = ?1 AND id = ?2";
-            let body = change.body.to_string();
-            let values = params![kind, id, version, body, change.unique_name, now()];
-            connection.execute(sql, values).map_err(|e| taken(e, kind, &change.unique_name))?;
-            load(connection, kind, &owner, &id)
-        };
-        self.inner.writer.run(work).await
+    pub async fn change_object(&self, change: Change) -> Result<Object, LogError> {
+        self.inner.writer.run(move |connection| replace(connection, &change, &now())).await
     }
 
     /// Archives it, once; the second time changes nothing.
@@ -268,6 +239,33 @@ pub(super) fn insert(
     Ok(())
 }
 
+/// Changes a document within somebody's transaction.
+pub(super) fn replace(
+    connection: &Connection,
+    change: &Change,
+    time: &str,
+) -> Result<Object, LogError> {
+    let Object { kind, id, owner, .. } = &change.from;
+    let old = load(connection, kind, owner, id)?;
+    let facts = |object: &Object| (object.version, object.archived_at.clone());
+    if facts(&old) != facts(&change.from) || old.body != change.from.body {
+        return Err(LogError::Overtaken { kind: kind.clone(), id: id.clone() });
+    }
+    let mut version = old.version;
+    if change.new_version {
+        let sql = "INSERT INTO object_versions (kind, id, version, body, updated_at)
+                   VALUES (?1, ?2, ?3, ?4, ?5)";
+        let values = params![kind, id, old.version, old.body.to_string(), old.updated_at];
+        connection.execute(sql, values)?;
+        version += 1;
+    }
+    let sql = "UPDATE objects SET version = ?3, body = ?4, unique_name = ?5, updated_at = ?6
+               WHERE kind = ?1 AND id = ?2";
+    let values = params![kind, id, version, change.body.to_string(), change.unique_name, time];
+    connection.execute(sql, values).map_err(|e| taken(e, kind, &change.unique_name))?;
+    load(connection, kind, owner, id)
+}
+
 fn taken(error: rusqlite::Error, kind: &str, name: &Option<String>) -> LogError {
     match (&error, name) {
         (rusqlite::Error::SqliteFailure(failure, Some(text)), Some(name))
@@ -306,12 +304,7 @@ fn decode(row: &Row<'_>) -> Result<Object, LogError> {
     })
 }
 
-fn load(
-    connection: &Connection,
-    kind: &'static str,
-    owner: &str,
-    id: &str,
-) -> Result<Object, LogError> {
+fn load(connection: &Connection, kind: &str, owner: &str, id: &str) -> Result<Object, LogError> {
     let sql =
         format!("SELECT {COLUMNS} FROM objects o WHERE o.kind = ?1 AND o.id = ?2 AND o.owner = ?3");
     let mut statement = connection.prepare_cached(&sql)?;

@@ -134,6 +134,14 @@ impl Daemon {
         made["key"].as_str().unwrap().to_owned()
     }
 
+    /// The most memory that it ever had, in bytes.
+    pub fn memory_peak(&self) -> usize {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        1024 * line.trim_end_matches("kB").trim().parse::<usize>().unwrap()
+    }
+
     fn stderr(&self) -> String {
         std::fs::read_to_string(self.path("stderr")).unwrap_or_default()
     }
