@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use ipc::vault::SecretInfo;
+use rustix::process::{Pid, Signal, kill_process};
 use support::*;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 const H1: &[&[u8]] = &[b"http/1.1"];
 const POLICY: &str = r#"
@@ -45,8 +48,8 @@ struct Server {
     answered: Vec<u16>,
     /// What the token server says instead of a token.
     refusal: Option<(u16, &'static str)>,
-    /// It has rotated and never says so.
-    silent: bool,
+    /// It has rotated and does not say so before it is told to.
+    silent: Option<watch::Receiver<bool>>,
 }
 
 type Shared = Arc<Mutex<Server>>;
@@ -73,8 +76,11 @@ async fn login(mut stream: impl AsyncRead + AsyncWrite + Unpin, server: Shared) 
                 }
             }
         };
-        if server.lock().unwrap().silent {
-            std::future::pending::<()>().await;
+        let silent = server.lock().unwrap().silent.clone();
+        if let Some(mut silent) = silent
+            && silent.wait_for(|speaks| *speaks).await.is_err()
+        {
+            return;
         }
         let head = format!("HTTP/1.1 {status} So\r\nContent-Length: {}\r\n\r\n", text.len());
         if stream.write_all((head + &text).as_bytes()).await.is_err() {
@@ -263,11 +269,11 @@ async fn while_a_token_server_fails_its_tokens_serve_on_and_without_one_nothing_
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_crash_between_a_rotation_and_its_news_ends_in_needs_login_and_no_loop() {
-    let mut scene = Scene::start().await;
+/// A request waits for a token; the server has rotated and says nothing yet.
+async fn rotated(scene: &Scene) -> (watch::Sender<bool>, JoinHandle<()>) {
     let lease = scene.proxyd.lease().await;
-    scene.server.lock().unwrap().silent = true;
+    let (speaks, silent) = watch::channel(false);
+    scene.server.lock().unwrap().silent = Some(silent);
     let waiting = tokio::spawn(async move {
         let mut stream = lease.h1("api.test").await;
         let _ = stream.write_all(GET.as_bytes()).await;
@@ -276,10 +282,67 @@ async fn a_crash_between_a_rotation_and_its_news_ends_in_needs_login_and_no_loop
         let _ = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest).await;
     });
     until("the server has rotated", || async { scene.asked().len() == 1 }).await;
+    (speaks, waiting)
+}
 
+/// The next proxyd waits for the answer, has its token, and is given another for what was rotated.
+async fn the_next_one_has_the_answer(scene: &mut Scene, speaks: watch::Sender<bool>) {
+    scene.proxyd.begin();
+    until("the next vault waits", || async { scene.proxyd.log().contains("waits until") }).await;
+    speaks.send_replace(true);
+    scene.proxyd.serves().await;
+    let lease = scene.proxyd.lease().await;
+
+    assert_eq!(ask(&lease, GET).await, good());
+
+    assert_eq!(scene.asked().len(), 1);
+    assert_eq!(scene.secret("refresh").await.version, 2);
+    scene.revoke();
+    assert_eq!(ask(&lease, GET).await, good());
+    let asked = scene.asked();
+    assert!(asked.len() == 2 && asked[1].contains("=REFRESH-CANARY-1&"), "{asked:?}");
+    assert_eq!(scene.secret("refresh").await.state, "ready");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotated_token_is_stored_though_proxyd_is_killed_before_the_answer() {
+    let mut scene = Scene::start().await;
+    let (speaks, waiting) = rotated(&scene).await;
+
+    scene.proxyd.end(Signal::KILL);
+    waiting.await.unwrap();
+
+    the_next_one_has_the_answer(&mut scene, speaks).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotated_token_is_stored_though_all_of_proxyd_is_told_to_end_before_the_answer() {
+    let mut scene = Scene::start().await;
+    let (speaks, waiting) = rotated(&scene).await;
+
+    // As systemd and terminals do.
+    let parent = scene.proxyd.health().await.pid;
+    for pid in children(parent) {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+            kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+        }
+    }
+    scene.proxyd.end(Signal::TERM);
+    waiting.await.unwrap();
+
+    the_next_one_has_the_answer(&mut scene, speaks).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_of_all_between_a_rotation_and_its_news_ends_in_needs_login_and_no_loop() {
+    let mut scene = Scene::start().await;
+    let (_speaks, waiting) = rotated(&scene).await;
+    let vault = scene.proxyd.health().await.vault_pid.cast_signed();
+
+    kill_process(Pid::from_raw(vault).unwrap(), Signal::KILL).unwrap();
     scene.proxyd.restart().await;
     waiting.await.unwrap();
-    scene.server.lock().unwrap().silent = false;
+    scene.server.lock().unwrap().silent = None;
     let lease = scene.proxyd.lease().await;
     for _ in 0..3 {
         assert_eq!(ask(&lease, GET).await, (502, "credential_needs_login".to_owned()));

@@ -53,6 +53,8 @@ async fn killed_in_the_middle_of_a_replacement_it_opens_its_vault_again() {
     let key = proxyd.layout.state.join("proxyd/vault/vault.key");
     let next = key.with_file_name("vault.key.next");
     for round in 0..9 {
+        let vault = proxyd.health().await.vault_pid.cast_signed();
+        let vault = rustix::process::Pid::from_raw(vault).unwrap();
         let before = std::fs::read(&key).unwrap();
         let client = proxyd.control();
         let asking = tokio::spawn(async move {
@@ -70,6 +72,8 @@ async fn killed_in_the_middle_of_a_replacement_it_opens_its_vault_again() {
             std::thread::yield_now();
         }
 
+        // Else it would come to an end with it: it outlives proxyd for so long.
+        rustix::process::kill_process(vault, rustix::process::Signal::KILL).unwrap();
         proxyd.restart().await;
 
         asking.abort();

@@ -11,7 +11,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
 
 use crate::vault::VaultError;
@@ -30,7 +30,8 @@ fn cannot(what: &str, error: impl std::fmt::Display) -> VaultError {
 /// 1. Undumpable: no core file, and no process of the same user may trace it or read its memory
 ///    (ptrace(2), proc(5)).
 /// 2. No core file even so.
-/// 3. It ends with proxyd.
+/// 3. Signals that tell proxyd to end leave it alone: it ends by itself when proxyd has gone and
+///    nothing is lost by its end.
 /// 4. Nothing that it executes could gain privileges; seccomp and Landlock need this too.
 /// 5. Files it makes are its own.
 /// 6. Nothing of what proxyd had open stays open here but standard input, output and error.
@@ -41,8 +42,7 @@ pub fn harden(also: Option<u32>) -> Result<(), VaultError> {
         .map_err(|error| cannot("undumpable", error))?;
     rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })
         .map_err(|error| cannot("core limit", error))?;
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| cannot("parent death signal", error))?;
+    super::worker::leave_ends_to_parent().map_err(|error| cannot("signals", error))?;
     rustix::thread::set_no_new_privs(true).map_err(|error| cannot("no new privileges", error))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     match also {

@@ -11,6 +11,20 @@ pub fn end_with_parent() -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)
 }
 
+/// Signals that tell the one that started this process to end mean nothing here: systemd sends
+/// them to every process of a service, a terminal to every process of a group. It ends by the end
+/// of its socket.
+pub fn leave_ends_to_parent() -> io::Result<()> {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: `SIG_IGN` runs no code of this process, so there is nothing that a signal could
+        // interrupt.
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// What neither worker has any use for: other processes' memory and descriptors, namespaces and
 /// mounts, the kernel's own machinery.
 const NEVER: &[i64] = &[

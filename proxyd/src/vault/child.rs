@@ -5,6 +5,7 @@
 //! commands ([`super::run`]) where the configuration has some. It reads the key, confines
 //! itself ([`crate::sys::vault`]), opens the store and answers [`Request`]s until a socket ends. It
 //! has one thread; what needs a worker is answered when the worker has ([`super::mint`]).
+//! When proxyd has gone it ends too, as soon as nothing is lost by it ([`super::ending`]).
 //!
 //! What is checked where: the traffic process judges every request by the policy and by the
 //! credential's own host list. This process reads the policy files itself ([`super::known`]) and
@@ -26,6 +27,7 @@ use zeroize::Zeroizing;
 use super::VaultError;
 use super::authorities::Authorities;
 use super::certificate::Wanted;
+use super::ending;
 use super::files::{Files, Own};
 use super::key::KeySource;
 #[cfg(test)]
@@ -92,7 +94,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     let sockets = inherited(0).and_then(|own| {
         let network = workers.map(|_| inherited(1)).transpose()?;
         let commands = workers.flatten().map(inherited).transpose()?;
-        Ok((own, Workers { network, commands }))
+        Ok((own, Workers::new(network, commands)))
     });
     let place = Place {
         directory,
@@ -116,7 +118,9 @@ fn run(mut socket: UnixStream, workers: Workers, place: Place<'_>) -> ExitCode {
     match Child::open(place) {
         Ok(mut child) => {
             child.workers = workers;
-            serve(socket, child)
+            let code = serve(socket, &mut child);
+            ending::finish(&mut child);
+            code
         }
         Err(error) => {
             // Proxyd reports it; if it is gone, nobody needs to know.
@@ -127,7 +131,7 @@ fn run(mut socket: UnixStream, workers: Workers, place: Place<'_>) -> ExitCode {
 }
 
 /// Answers until a socket ends.
-fn serve(mut socket: UnixStream, mut child: Child) -> ExitCode {
+fn serve(mut socket: UnixStream, child: &mut Child) -> ExitCode {
     if socket.write_all(&wire::encode(0, &child.facts(), &[])).is_err() {
         return ExitCode::SUCCESS;
     }
@@ -213,6 +217,8 @@ pub(super) struct Child {
     key_source: &'static str,
     own_key: rekey::Own,
     notes: Vec<String>,
+    /// Nobody else opens the store; none in tests.
+    _held: Option<ending::Held>,
     /// Seconds since 1970, for what is issued.
     pub(super) clock: Box<dyn Fn() -> u64 + Send>,
 }
@@ -234,6 +240,7 @@ impl Child {
         let (source, former) = (source(key)?, former.map(source).transpose()?);
         crate::sys::vault::harden(also)?;
         let backends = arguments.map(configured).transpose()?.unwrap_or_default();
+        let held = Some(ending::Held::wait(directory)?);
         let keys = rekey::Keys::read(&source, former.as_ref(), !store::exists(directory))?;
         let former = former.as_ref().map(KeySource::path);
         let own = Own::new(source.path(), former, directory).map_err(|error| {
@@ -245,7 +252,7 @@ impl Child {
         let child = Self::over(store, source.word(), policies)?;
         let notes = notes.into_iter().chain(child.notes).collect();
         let (files, backends) = (Files::below(secrets, own), Remote(backends));
-        Ok(Self { files, backends, own_key, notes, ..child })
+        Ok(Self { files, backends, own_key, notes, _held: held, ..child })
     }
 
     fn over(
@@ -269,6 +276,7 @@ impl Child {
             key_source,
             own_key: rekey::Own::default(),
             notes,
+            _held: None,
             clock: Box::new(now_unsigned),
         })
     }
@@ -283,7 +291,7 @@ impl Child {
     }
 
     /// Takes one answer of a worker's; none when it has ended.
-    fn hear(&mut self, which: Which) -> std::io::Result<Option<Vec<(u32, Answer)>>> {
+    pub(super) fn hear(&mut self, which: Which) -> std::io::Result<Option<Vec<(u32, Answer)>>> {
         let Some(worker) = self.workers.of_mut(which) else { return Ok(None) };
         let Some(body) = read_body(worker)? else { return Ok(None) };
         let (fetched, parts) = wire::decode(&body).map_err(std::io::Error::other)?;
@@ -528,7 +536,7 @@ pub(super) fn serve_in_test(
 ) {
     let mut child = open_store_in_test(directory);
     child.clock = Box::new(clock);
-    std::thread::spawn(move || serve(socket, child));
+    std::thread::spawn(move || serve(socket, &mut child));
 }
 
 /// The child for a test that stands for its worker.

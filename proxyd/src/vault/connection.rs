@@ -127,10 +127,14 @@ impl Connection {
         })?;
         let gone = self.gone.clone();
         tokio::spawn(async move {
-            carry(socket, questions).await;
+            let mut stuck = gone.subscribe();
+            let stuck = tokio::select! {
+                () = carry(socket, questions) => false,
+                _ = stuck.wait_for(|gone| *gone) => true,
+            };
             gone.send_replace(true);
             for child in children {
-                reap(child).await;
+                reap(child, stuck).await;
             }
         });
         Ok(())
@@ -220,10 +224,13 @@ async fn body(socket: &mut OwnedReadHalf) -> std::io::Result<Frame> {
     Ok(body)
 }
 
-/// Ends the child if it has not ended, and takes its exit status so that no zombie stays.
-async fn reap(mut child: Child) {
+/// Takes the child's exit status, so that no zombie stays. It ends by itself when it has stored
+/// what it still waits for ([`super::ending`]), unless it is stuck.
+async fn reap(mut child: Child, stuck: bool) {
     let reaped = tokio::task::spawn_blocking(move || {
-        let _ = child.kill();
+        if stuck {
+            let _ = child.kill();
+        }
         child.wait()
     });
     if let Ok(Ok(status)) = reaped.await {

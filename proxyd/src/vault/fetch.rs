@@ -5,7 +5,8 @@
 //! sees what it carries (a refresh token, a client's secret, a new token) and nothing else: it has
 //! no way to the store, asks the vault nothing, and keeps nothing. It starts no program, takes no
 //! connection, and reads only what the way out needs: trust, names, proxyd's own configuration.
-//! Questions run beside each other; each reads the configuration again, since there are few.
+//! Questions run beside each other; each reads the configuration again, since there are few. It ends
+//! with the vault child, which may outlive proxyd ([`super::ending`]).
 
 mod exchange;
 
@@ -56,7 +57,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 fn run(args: Vec<OsString>) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     process::hide_memory().map_err(|error| text(&error))?;
-    worker::end_with_parent().map_err(|error| text(&error))?;
+    worker::leave_ends_to_parent().map_err(|error| text(&error))?;
     let arguments = Arguments::parse_from_rest(args).map_err(|error| text(&error))?;
     let config = Config::load(&arguments).map_err(|error| text(&error))?;
     let socket = ipc::daemon::inherited_fd(0).map(StdUnixStream::from);

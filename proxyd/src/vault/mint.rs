@@ -148,6 +148,15 @@ impl Mints {
         self.paused.retain(|key, _| key.stored().is_some_and(|(name, _)| name != secret));
     }
 
+    /// Whether an answer is under way that may bring another refresh token: the server takes the
+    /// former one no more.
+    pub fn await_rotation(&self) -> bool {
+        self.flights.values().any(|flight| {
+            let grant = flight.key.stored().map(|(_, grant)| grant);
+            grant.is_some_and(|grant| grant.kind == GrantKind::RefreshToken)
+        })
+    }
+
     fn look(&self, key: &Key, refused: Option<u64>) -> Look {
         let now = Instant::now();
         let Some(kept) = self.kept.get(key).filter(|kept| now < kept.end) else {

@@ -14,6 +14,7 @@ mod authorities;
 mod certificate;
 pub mod child;
 mod connection;
+mod ending;
 pub mod fetch;
 mod files;
 pub mod key;
@@ -153,8 +154,8 @@ struct Kept {
 
 impl Vault {
     /// Starts the child and waits until it has opened the vault below `state` (proxyd's own state
-    /// directory). Blocking; call on the main thread before the runtime starts, because the child
-    /// ends with the thread that started it (PR_SET_PDEATHSIG(2const)).
+    /// directory). Blocking; call on the main thread before the runtime starts, because the worker
+    /// for commands ends with the thread that started it (PR_SET_PDEATHSIG(2const)).
     ///
     /// It reads the policies and, below the directories of `secrets`, files that hold secrets.
     /// `arguments` are proxyd's own: all these processes read the same configuration. With commands

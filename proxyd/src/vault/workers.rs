@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use super::VaultError;
 use super::remote::{Ask, Errand};
@@ -12,6 +13,8 @@ use super::wire;
 pub(super) struct Workers {
     pub network: Option<UnixStream>,
     pub commands: Option<UnixStream>,
+    /// Nothing is asked any more.
+    ending: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -21,6 +24,16 @@ pub(super) enum Which {
 }
 
 impl Workers {
+    pub fn new(network: Option<UnixStream>, commands: Option<UnixStream>) -> Self {
+        Self { network, commands, ending: false }
+    }
+
+    /// Asks nothing from now on. Commands end; what is asked over the network is still heard.
+    pub fn end(&mut self) {
+        self.commands = None;
+        self.ending = true;
+    }
+
     fn of(&self, which: Which) -> Option<&UnixStream> {
         match which {
             Which::Network => self.network.as_ref(),
@@ -57,8 +70,27 @@ impl Workers {
         Ok((ready[0], answered.map(|(which, _)| which).collect()))
     }
 
+    /// Whether the network's worker answers, or ends, within that time.
+    pub fn answers_within(&self, patience: Duration) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let Some(network) = &self.network else { return false };
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            match poll(&mut [PollFd::new(network, PollFlags::IN)], left.as_ref()) {
+                Ok(ready) => return ready > 0,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
     /// Asks the worker whose errand it is.
     pub fn send(&mut self, number: u32, ask: &Ask) -> Result<(), VaultError> {
+        if self.ending {
+            return Err(VaultError::Gone);
+        }
         let (which, frame) = match &ask.errand {
             Errand::Fetch(fetch) => (Which::Network, wire::encode(number, fetch, &ask.parts)),
             Errand::Exchange(exchange) => {

@@ -117,13 +117,24 @@ impl Proxyd {
 
     /// Ends proxyd the hard way and starts another over the same state.
     pub async fn restart(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        self.child = spawn(&self.layout, Vec::new());
+        self.end(rustix::process::Signal::KILL);
+        self.begin();
         self.serves().await;
     }
 
-    async fn serves(&self) {
+    /// Sends proxyd a signal that ends it, and waits for its end.
+    pub fn end(&mut self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts another one over the same state; it need not serve yet.
+    pub fn begin(&mut self) {
+        self.child = spawn(&self.layout, Vec::new());
+    }
+
+    pub async fn serves(&self) {
         let client = self.control();
         until("proxyd serves", || {
             let client = client.clone();

@@ -100,3 +100,18 @@ fn an_answer_about_a_former_value_is_asked_for_again_once_for_whoever_waits() {
     let answers = answered(&mut child, third);
     assert!(matches!(&answers[..], [(2, Ok(_))]));
 }
+
+#[test]
+fn once_proxyd_has_gone_nothing_is_asked_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, ours, key) = scene(dir.path());
+    child.workers.end();
+
+    let answer = child.render_minted(key, Waiter::new(1, Form::Bare), None);
+
+    assert!(matches!(answer, Some(Err(VaultError::Gone))));
+    assert!(child.mints.flights.is_empty());
+    ours.set_nonblocking(true).unwrap();
+    let read = std::io::Read::read(&mut &ours, &mut [0]);
+    assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}

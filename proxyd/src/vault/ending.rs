@@ -1,0 +1,98 @@
+//! The end of a proxyd and the beginning of the next: no refresh token is lost between them.
+//!
+//! A server that rotates refresh tokens takes the former one no more, often before its answer is
+//! here. Whoever throws that answer away has lost the login for good. So the vault child and the
+//! network's worker neither end with proxyd nor at a signal that is meant for it; they end when the
+//! answers to questions with refresh tokens that had been sent are in the store, or have failed.
+//! Nothing new is asked then. The next vault waits until this one has let go of the store.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::child::Child;
+use super::workers::Which;
+use super::{FETCH_SECONDS, VaultError};
+
+/// How long answers are waited for. The worker's own limit for each is shorter.
+const FINISH: Duration = Duration::from_secs(FETCH_SECONDS + 5);
+/// How long the next vault waits for the store.
+const HOLD: Duration = Duration::from_secs(FETCH_SECONDS + 15);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The right to open the store below a directory; another process gets it when this one has ended.
+pub(super) struct Held {
+    _directory: File,
+}
+
+impl Held {
+    /// Waits for it. Comes before the keys are read: whoever has it may be replacing them.
+    pub(super) fn wait(directory: &Path) -> Result<Self, VaultError> {
+        Self::within(directory, HOLD)
+    }
+
+    fn within(directory: &Path, patience: Duration) -> Result<Self, VaultError> {
+        let failed = |error: &dyn std::fmt::Display| {
+            let directory = directory.display();
+            VaultError::Failed(format!("cannot hold the vault in {directory}: {error}"))
+        };
+        let held = File::open(directory).map_err(|error| failed(&error))?;
+        let end = Instant::now() + patience;
+        let mut said = false;
+        loop {
+            match flock(&held, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { _directory: held }),
+                Err(Errno::WOULDBLOCK) if Instant::now() < end => {}
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(failed(&"another proxyd's vault process uses it; end that first"));
+                }
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(failed(&error)),
+            }
+            if !said {
+                ipc::say::line("proxyd vault: waits until the former one has stored an answer");
+                said = true;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// After proxyd or a worker has gone: waits for what cannot be asked for again.
+pub(super) fn finish(child: &mut Child) {
+    child.workers.end();
+    let end = Instant::now() + FINISH;
+    while child.mints.await_rotation() {
+        let left = end.saturating_duration_since(Instant::now());
+        let heard = child.workers.answers_within(left) && {
+            // Nobody is there any more who waits for what it was asked for.
+            matches!(child.hear(Which::Network), Ok(Some(_)))
+        };
+        if !heard {
+            ipc::say::line("proxyd vault: ends without an answer of a token server");
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vault_is_held_by_one_process_at_a_time_and_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Held::wait(dir.path()).unwrap();
+        assert!(Held::within(dir.path(), Duration::ZERO).is_err());
+
+        let path = dir.path().to_owned();
+        let waiting = std::thread::spawn(move || Held::wait(&path).is_ok());
+        drop(first);
+
+        assert!(waiting.join().unwrap());
+    }
+}
