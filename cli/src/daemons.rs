@@ -22,8 +22,9 @@ use crate::failure::{CONFIGURATION, Failure, HOST};
 /// The first argument of a process that must die with its parent.
 pub const ATTACHED: &str = "attached";
 
-/// How long a daemon may take until it serves: generous for a loaded machine.
-const READY_WITHIN: Duration = Duration::from_secs(20);
+/// How long a daemon may take until it serves: generous for a loaded machine, and longer than a
+/// proxyd waits for what the one before it still has to store.
+const READY_WITHIN: Duration = Duration::from_secs(45);
 /// How long a daemon may take to say that it serves.
 const HEALTH_WITHIN: Duration = Duration::from_secs(5);
 /// How often readiness is asked for.

@@ -21,7 +21,7 @@ use super::secret::Secret;
 use super::wire::{self, Reply, Request};
 
 /// How long the child may take to open its store; Argon2id and a slow disk are far below it.
-const START_SECONDS: u64 = 60;
+pub(super) const START_SECONDS: u64 = 60;
 /// How long one answer may take. It may wait for several questions of the workers', one after the
 /// other (a login, a value, a token for it, each a second time), of which each has its own limit
 /// ([`super::mint`]); the rest is for a machine that is busy. A child that is stuck is as good as

@@ -95,4 +95,18 @@ mod tests {
 
         assert!(waiting.join().unwrap());
     }
+
+    #[test]
+    fn the_unit_and_the_next_vault_wait_longer_than_the_last_answer_may_take() {
+        let unit = include_str!("../../../systemd/cleanhands-proxyd.service");
+        let set =
+            |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+
+        // "mixed" kills what remains as soon as proxyd has ended.
+        assert_eq!(set("KillMode"), Some("control-group"));
+        let stop = set("TimeoutStopSec").and_then(|text| text.parse().ok()).unwrap();
+        assert!(Duration::from_secs(stop) > FINISH + 3 * crate::DRAIN);
+        assert!(HOLD > FINISH);
+        assert!(HOLD < Duration::from_secs(super::super::connection::START_SECONDS));
+    }
 }
