@@ -186,6 +186,9 @@ pub struct Demo {
     /// Keep the private directory and say where it is
     #[arg(long)]
     pub keep: bool,
+    // In place of the global flag: the demo's daemons are its own, so it is not offered.
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub runtime_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

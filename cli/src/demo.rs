@@ -25,7 +25,7 @@ use crate::demo::fingerprint::Fingerprints;
 use crate::demo::play::Play;
 use crate::demo::stage::Stage;
 use crate::demo::voice::Voice;
-use crate::failure::{CLOSED, Failure, INTERRUPTED};
+use crate::failure::{CLOSED, Failure, INTERRUPTED, USAGE};
 use crate::stop::Stop;
 use crate::term;
 
@@ -36,6 +36,10 @@ const PACE_MS: u64 = 40;
 
 /// Plays the story and ends by itself.
 pub async fn demo(global: &Global, options: Demo) -> Result<ExitCode, Failure> {
+    if options.runtime_dir.is_some() {
+        let text = "the demo starts daemons of its own: --runtime-dir says nothing to it";
+        return Err(Failure::new(text).with_status(USAGE));
+    }
     let mut voice = Voice::new(global.json);
     has_curl()?;
     let started = Instant::now();

@@ -22,11 +22,22 @@ pub struct Show {
     /// Previewed text by message, as far as it was shown.
     previews: HashMap<String, String>,
     open: Option<String>,
+    /// What each call asks, by its event.
+    calls: HashMap<String, String>,
+    /// The call that was shown last, with nothing below it yet.
+    above: Option<String>,
 }
 
 impl Show {
     pub fn new(style: Style) -> Self {
-        Self { style, seen: HashSet::new(), previews: HashMap::new(), open: None }
+        Self {
+            style,
+            seen: HashSet::new(),
+            previews: HashMap::new(),
+            open: None,
+            calls: HashMap::new(),
+            above: None,
+        }
     }
 
     /// Shows one event. False: it was shown before.
@@ -51,7 +62,11 @@ impl Show {
 
     /// Counts an event as shown without showing it. False: it was shown before.
     pub fn quietly(&mut self, received: &Received) -> bool {
-        received.id.as_ref().is_none_or(|id| self.seen.insert(id.clone()))
+        let Some(id) = &received.id else { return true };
+        if let Event::ToolUse { name, input } = &received.event {
+            self.calls.insert(id.clone(), named(name, input));
+        }
+        self.seen.insert(id.clone())
     }
 
     /// Ends a line of running text that was broken off.
@@ -60,7 +75,7 @@ impl Show {
     }
 
     fn text(&mut self, event: &Event, id: Option<&str>) -> String {
-        match event {
+        let text = match event {
             Event::Preview { message, text } => self.preview(message, text),
             Event::PreviewStart { .. } => String::new(),
             Event::Message { text } => self.message(id.unwrap_or_default(), text),
@@ -68,7 +83,14 @@ impl Show {
                 let text = self.block(other);
                 if text.is_empty() { text } else { self.closed() + &text }
             }
+        };
+        if let (Event::ToolUse { name, input }, Some(id)) = (event, id) {
+            self.calls.insert(id.to_owned(), named(name, input));
+            self.above = Some(id.to_owned());
+        } else if !text.is_empty() {
+            self.above = None;
         }
+        text
     }
 
     /// Ends an open line of running text, if there is one.
@@ -109,7 +131,9 @@ impl Show {
                 format!("\n{} {}\n", style.bold("▌"), indented(text))
             }
             Event::ToolUse { name, input } => self.tool_use(name, input),
-            Event::ToolResult { text, failed, .. } => self.tool_result(text, *failed),
+            Event::ToolResult { tool_use, text, failed } => {
+                self.whose(tool_use) + &self.tool_result(text, *failed)
+            }
             Event::Interrupt => format!("\n  {}\n", style.warn("interrupted")),
             Event::Error { message, retry } => {
                 let again = if retry == "retrying" { "\ntrying again" } else { "" };
@@ -136,6 +160,15 @@ impl Show {
         out
     }
 
+    /// Names the call that a result belongs to, where it does not stand right below it.
+    fn whose(&self, tool_use: &str) -> String {
+        if self.above.as_deref() == Some(tool_use) {
+            return String::new();
+        }
+        let call = self.calls.get(tool_use);
+        call.map(|call| format!("\n  {}\n", self.style.accent(call))).unwrap_or_default()
+    }
+
     fn tool_result(&self, text: &str, failed: bool) -> String {
         let mut out = String::new();
         for line in clipped(text) {
@@ -144,6 +177,14 @@ impl Show {
         }
         out
     }
+}
+
+/// A call in one line.
+fn named(name: &str, input: &Value) -> String {
+    let asked = clipped(&what_is_asked(name, input));
+    let more = if asked.len() > 1 { " …" } else { "" };
+    let first = asked.first().map(|line| format!("  {line}")).unwrap_or_default();
+    format!("◂ {}{first}{more}", printable(name))
 }
 
 /// What a tool is asked to do, as a person would say it.
@@ -239,6 +280,27 @@ mod tests {
 
         assert_eq!(error("retrying"), "\n  no key\n  set one\n  trying again\n");
         assert_eq!(error("exhausted"), "\n  no key\n  set one\n");
+    }
+
+    fn call(id: &str, command: &str) -> Value {
+        json!({"type": "agent.tool_use", "id": id, "name": "bash", "input": {"command": command}})
+    }
+
+    fn result(id: &str, text: &str) -> Value {
+        json!({"type": "agent.tool_result", "id": format!("r{id}"), "tool_use_id": id,
+            "content": [{"type": "text", "text": text}]})
+    }
+
+    #[test]
+    fn results_of_calls_at_the_same_moment_say_whose_they_are() {
+        let alone = shown(&[call("a", "one"), result("a", "1")]);
+        let both = [call("a", "one"), call("b", "two\nlines"), result("a", "1"), result("b", "2")];
+
+        assert_eq!(alone, "\n  ▸ bash  one\n    │ 1\n");
+        let below = "\n  ◂ bash  one\n    │ 1\n\n  ◂ bash  two …\n    │ 2\n";
+        assert!(shown(&both).ends_with(below), "{}", shown(&both));
+        let swapped = shown(&[call("a", "one"), call("b", "two"), result("b", "2")]);
+        assert!(swapped.ends_with("  ▸ bash  two\n    │ 2\n"), "{swapped}");
     }
 
     #[test]

@@ -104,7 +104,13 @@ pub fn json_line(value: &impl serde::Serialize) -> Result<(), Failure> {
     line(&text)
 }
 
-/// Aligns rows in columns, two spaces apart; the last column is not padded.
+/// The text without what would end its line or column as well.
+fn one_line(text: &str) -> String {
+    let marked = |c| if c == '\n' || c == '\t' { '\u{fffd}' } else { c };
+    printable(text).chars().map(marked).collect()
+}
+
+/// Aligns rows in columns, two spaces apart; the last column is not padded. No cell makes a row.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
@@ -112,7 +118,7 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     let mut out = String::new();
     for row in rows {
         for (column, cell) in row.iter().enumerate() {
-            let cell = printable(cell);
+            let cell = one_line(cell);
             if column + 1 == row.len() {
                 out.push_str(&cell);
             } else {
@@ -145,5 +151,12 @@ mod tests {
         let rows = [vec!["a".into(), "b".into()], vec!["long".into(), "c".into()]];
 
         assert_eq!(columns(&rows), "a     b\nlong  c\n");
+    }
+
+    #[test]
+    fn no_cell_looks_like_a_row_of_its_own() {
+        let rows = [vec!["a".into(), "title\nb\ttitle".into()], vec!["c\nd".into(), "e".into()]];
+
+        assert_eq!(columns(&rows), "a    title\u{fffd}b\u{fffd}title\nc\u{fffd}d  e\n");
     }
 }

@@ -40,3 +40,21 @@ fn a_directory_too_long_for_sockets_is_refused_with_what_to_do() {
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("TMPDIR"), "{errors}");
 }
+
+#[test]
+fn the_demo_offers_and_takes_no_directory_of_other_daemons() {
+    let run = |line: &[&str]| Command::new(env!("CARGO_BIN_EXE_cleanhands")).args(line).output();
+
+    let help = run(&["demo", "--help"]).unwrap();
+
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("--keep") && !help.contains("--runtime-dir"), "{help}");
+    for line in [["--runtime-dir", "/tmp", "demo"], ["demo", "--runtime-dir", "/tmp"]] {
+        let refused = run(&line).unwrap();
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            refused.status.code() == Some(2) && errors.contains("daemons of its own"),
+            "{errors}"
+        );
+    }
+}
