@@ -39,6 +39,8 @@ fn page(request: &Request) -> Vec<u8> {
         "/pixel" => ok("Content-Type: image/png\r\n", b"\x89PNG\r\n\x1a\n"),
         "/binary" => ok("Content-Type: application/zip\r\n", b"PK\x03\x04"),
         "/long" => ok("Content-Type: text/plain\r\n", &vec![b'x'; 300_000]),
+        "/silent" => b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc".to_vec(),
+        "/echo" => ok("Content-Type: text/plain\r\n", request.head.as_bytes()),
         "/broken" => {
             b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nConnection: close\r\n\r\nabc".to_vec()
         }
@@ -50,8 +52,12 @@ fn page(request: &Request) -> Vec<u8> {
 }
 
 async fn started() -> (Installation, Origin) {
+    started_with(POLICY).await
+}
+
+async fn started_with(policy: &str) -> (Installation, Origin) {
     let origin = Origin::start(&["docs.example"], page).await;
-    let setup = origin.behind("docs.example", Setup::default().policy("dev", POLICY));
+    let setup = origin.behind("docs.example", Setup::default().policy("dev", policy));
     let installation = tokio::task::block_in_place(|| Installation::start(&setup));
     installation.store_secret("docs", TOKEN).await;
     (installation, origin)
@@ -99,6 +105,30 @@ async fn an_allowed_page_comes_as_text_with_the_credential_put_in_on_the_way() {
     let audit = installation.audit().await;
     let mine = audit.iter().filter(|record| record.calls.contains(&page.call));
     assert!(mine.count() >= 1, "{audit:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_echoes_the_credential_shows_the_model_none_of_it() {
+    let (installation, origin) = started().await;
+
+    let echo = fetch(&installation, &SessionId::random(), "https://docs.example/echo").await;
+
+    let text = text(&echo);
+    assert_eq!(origin.seen()[0].values("authorization"), [format!("Bearer {TOKEN}")]);
+    assert!(!echo.is_error && text.starts_with("GET /echo ") && !text.contains(TOKEN), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_holds_a_call_no_longer_than_its_time() {
+    let policy = POLICY.replace("[sandbox]", "[sandbox]\ntool-timeout = \"3s\"");
+    let (installation, _origin) = started_with(&policy).await;
+
+    let silent = fetch(&installation, &SessionId::random(), "https://docs.example/silent").await;
+
+    // The first is the tool's own word; on a machine without a free core sandboxd may be first.
+    let said = text(&silent);
+    assert!(said.contains("no answer in time") || said.contains("timed out after 3s"), "{said}");
+    assert!(silent.is_error, "{silent:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,6 +25,8 @@ const BODY_BYTES_MAX: usize = 20 * 1024 * 1024;
 /// Largest image: see `tools::read`.
 const IMAGE_BYTES_MAX: usize = 5 * 1024 * 1024 / 4 * 3;
 const REDIRECTIONS_MAX: u32 = 10;
+/// How far into itself a document may say how it is written.
+const DECLARED_WITHIN: usize = 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,17 +82,16 @@ fn show(url: &Url, moved: bool, answer: &Answer) -> Outcome {
 /// The body as text, if it is one, and no more of it than a model should read.
 fn readable(answer: &Answer) -> Option<String> {
     let kind = answer.media_type();
-    let whole = decode(&answer.body, &answer.charset());
     let is_html = matches!(kind.as_str(), "text/html" | "application/xhtml+xml");
     let is_text = kind.starts_with("text/")
         || ["json", "xml", "javascript", "yaml", "toml"].iter().any(|part| kind.contains(part))
         || kind == "application/x-www-form-urlencoded"
         || (kind.is_empty() && std::str::from_utf8(&answer.body).is_ok());
-    let mut shown = match (is_html, is_text) {
-        (true, _) => html::to_text(&whole),
-        (false, true) => whole,
-        (false, false) => return None,
-    };
+    if !is_html && !is_text {
+        return None;
+    }
+    let whole = decode(&answer.body, answer.charset().as_deref());
+    let mut shown = if is_html { html::to_text(&whole) } else { whole };
     let bytes = shown.len();
     let end = shown.floor_char_boundary(SHOWN_BYTES_MAX);
     shown.truncate(end);
@@ -104,19 +105,23 @@ fn readable(answer: &Answer) -> Option<String> {
     Some(shown)
 }
 
-fn decode(body: &[u8], charset: &str) -> String {
-    let pairs = |from: fn([u8; 2]) -> u16| {
-        let units: Vec<u16> = body.chunks_exact(2).map(|pair| from([pair[0], pair[1]])).collect();
-        String::from_utf16_lossy(&units)
-    };
-    match charset {
-        "iso-8859-1" | "latin1" | "windows-1252" | "us-ascii" => {
-            body.iter().map(|&byte| char::from(byte)).collect()
-        }
-        "utf-16le" | "utf-16" => pairs(u16::from_le_bytes),
-        "utf-16be" => pairs(u16::from_be_bytes),
-        _ => String::from_utf8_lossy(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)).into(),
-    }
+/// By its byte order mark, else by what the server says, else by what the page says of itself.
+fn decode(body: &[u8], charset: Option<&str>) -> String {
+    let named = charset.map(str::as_bytes).or_else(|| named_within(body));
+    let encoding = named.and_then(encoding_rs::Encoding::for_label);
+    encoding.unwrap_or(encoding_rs::UTF_8).decode(body).0.into_owned()
+}
+
+/// The charset in a `<meta>` or in the declaration of an XML document.
+fn named_within(body: &[u8]) -> Option<&[u8]> {
+    let begin = &body[..body.len().min(DECLARED_WITHIN)];
+    let named = ["charset=", "encoding="].iter().find_map(|name| {
+        let at = begin.windows(name.len()).position(|w| w.eq_ignore_ascii_case(name.as_bytes()))?;
+        Some(&begin[at + name.len()..])
+    })?;
+    let named = named.strip_prefix(b"\"").or(named.strip_prefix(b"'")).unwrap_or(named);
+    let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_:.+".contains(b);
+    Some(&named[..named.iter().position(|b| !legal(b)).unwrap_or(named.len())])
 }
 
 #[cfg(test)]
@@ -135,12 +140,16 @@ mod tests {
 
     #[test]
     fn texts_are_shown_by_their_charset_and_what_is_none_is_not() {
-        let table: [(&str, &[u8], Option<&str>); 7] = [
+        let table: [(&str, &[u8], Option<&str>); 11] = [
             ("text/plain; charset=\"ISO-8859-1\"", b"caf\xe9", Some("caf\u{e9}")),
             ("text/plain", b"\xef\xbb\xbfcaf\xc3\xa9\r\n\x07", Some("caf\u{e9}\n\u{fffd}")),
             ("application/ld+json", b"{}", Some("{}")),
             ("text/html;charset=utf-8", b"<p>a<p>b", Some("a\n\nb")),
             ("text/plain;charset=utf-16le", b"a\0b\0", Some("ab")),
+            ("text/plain;charset=windows-1251", b"\xe4\xe0", Some("\u{434}\u{430}")),
+            ("text/html", b"<meta charset=Shift_JIS>\x93\xfa", Some("\u{65e5}")),
+            ("text/xml", b"<?xml encoding='latin1'?>\xe9", Some("<?xml encoding='latin1'?>\u{e9}")),
+            ("text/plain; charset=none", b"\xff", Some("\u{fffd}")),
             ("application/octet-stream", b"\0\x01", None),
             ("", b"plain", Some("plain")),
         ];
@@ -160,5 +169,8 @@ mod tests {
         let (text, note) = shown.rsplit_once('\n').unwrap();
         assert_eq!(text.len(), SHOWN_BYTES_MAX);
         assert_eq!(note, "[content truncated: 102400 of 204800 bytes shown]");
+        let cut = Answer { cut: true, ..answer("text/plain", b"abc") };
+        let note = "[content truncated: 3 of 3 bytes shown; the answer was longer still]";
+        assert_eq!(readable(&cut), Some(format!("abc\n{note}")));
     }
 }

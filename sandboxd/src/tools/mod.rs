@@ -2,7 +2,8 @@
 //!
 //! `bash` runs in a shell that lives as long as its session's sandbox ([`bash`], [`shell`]). The
 //! file tools ([`read`], [`write`], [`edit`], [`glob`], [`grep`]) and `web_fetch` ([`fetch`]) are
-//! performed inside the cell by [`files::perform`]. An input that is not as documented is an error result for the model.
+//! performed inside the cell by [`files::perform`]. An input that is not as documented is an error
+//! result for the model.
 
 pub mod bash;
 pub mod edit;

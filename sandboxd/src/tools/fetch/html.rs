@@ -5,7 +5,7 @@
 
 /// Elements whose content is not text for a reader.
 const HIDDEN: &[&str] =
-    &["script", "style", "noscript", "template", "svg", "head", "iframe", "object", "canvas"];
+    &["script", "style", "noscript", "template", "svg", "iframe", "object", "canvas"];
 /// Elements that stand by themselves.
 const BLOCKS: &[&str] = &[
     "address",
@@ -71,9 +71,7 @@ pub fn to_text(html: &str) -> String {
             text.words(title);
             text.block(2);
             rest = after;
-        } else if !closes && name == "head" {
-            // Its title counts, the rest of it is hidden by its own elements.
-        } else if !closes && HIDDEN.contains(&name.as_str()) && !tag.ends_with('/') {
+        } else if !closes && HIDDEN.contains(&name.as_str()) && !ends_itself(tag) {
             rest = until_end(rest, &name).1;
         } else {
             text.tag(&name, closes, tag);
@@ -144,8 +142,10 @@ impl Text {
         if self.breaks > 0 {
             let kept = self.out.trim_end_matches([' ', '\t']).len();
             self.out.truncate(kept);
-            let there = self.out.len() - self.out.trim_end_matches('\n').len();
-            self.out.extend(std::iter::repeat_n('\n', self.breaks.saturating_sub(there)));
+            // No more of them than are due: a page may have put millions there.
+            let last = self.out.bytes().rev().take(self.breaks);
+            let there = last.take_while(|byte| *byte == b'\n').count();
+            self.out.extend(std::iter::repeat_n('\n', self.breaks - there));
         } else if self.space && !self.out.ends_with([' ', '\n', '\t']) && !self.out.is_empty() {
             self.out.push(' ');
         }
@@ -211,6 +211,13 @@ fn name_of(tag: &str) -> (String, bool) {
     let name = tag.trim_start_matches('/');
     let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(name.len());
     (name[..end].to_ascii_lowercase(), closes)
+}
+
+/// Whether a start tag is its own end. A slash behind a value without quotes belongs to the value.
+fn ends_itself(tag: &str) -> bool {
+    let before = tag.strip_suffix('/').and_then(|before| before.chars().next_back());
+    before.is_some_and(|c| c.is_ascii_whitespace() || c == '"' || c == '\'')
+        || tag.strip_suffix('/').is_some_and(|before| name_of(tag).0.len() == before.len())
 }
 
 /// What stands before the end tag of that name, and what stands after it.
@@ -328,6 +335,8 @@ mod tests {
             ("<p>one\n  two</p><p>three", "one two\n\nthree"),
             ("<html><head><title>T &amp; U</title><style>p{}</style></head>x", "T & U\n\nx"),
             ("a<script>if (1 < 2) { x('</p>') }</script>b", "ab"),
+            ("a<script src=\"x\"/>b<svg />c<iframe/>d", "abcd"),
+            ("a<script src=/x/>no</script>b", "ab"),
             ("<h2>Head</h2><ul><li>a</li><li>b<br>c</li></ul>", "## Head\n\n- a\n- b\nc"),
             ("see <a href='/x?a=1&amp;b=2'>this</a>.", "see this (/x?a=1&b=2)."),
             ("<pre>  a\n   b</pre>c", "  a\n   b\n\nc"),
@@ -364,7 +373,9 @@ mod tests {
             to_text(html);
         }
         let deep = "<div>".repeat(100_000) + "x";
+        let high = "<pre>".to_owned() + &"\n<p>".repeat(1_000_000) + "x";
 
         assert_eq!(to_text(&deep), "x");
+        assert_eq!(to_text(&high).trim_start(), "x");
     }
 }

@@ -16,6 +16,8 @@ const HEAD_BYTES_MAX: u64 = 64 * 1024;
 const FIELDS_MAX: usize = 128;
 /// Longest line that announces a chunk.
 const LINE_BYTES_MAX: u64 = 1024;
+/// Most answers that only announce another one.
+const INTERIM_MAX: usize = 16;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a server answered.
@@ -46,10 +48,11 @@ impl Answer {
         value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
     }
 
-    pub fn charset(&self) -> String {
+    /// How the server says that its text is written.
+    pub fn charset(&self) -> Option<String> {
         let value = self.field("content-type").unwrap_or_default().to_ascii_lowercase();
-        let charset = value.split(';').find_map(|part| part.trim().strip_prefix("charset="));
-        charset.unwrap_or("utf-8").trim_matches('"').to_owned()
+        let charset = value.split(';').find_map(|part| part.trim().strip_prefix("charset="))?;
+        Some(charset.trim_matches('"').to_owned())
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -72,15 +75,20 @@ pub fn get(url: &Url, bytes_max: usize, deadline: Instant) -> Result<Answer, Str
     let fail = |error: std::io::Error| reason(&error);
     stream.get_mut().write_all(request.as_bytes()).map_err(fail)?;
     stream.get_mut().flush().map_err(fail)?;
-    let mut answer = loop {
-        let answer = head(&mut stream)?;
-        // An interim answer; the real one follows.
-        if !(100..200).contains(&answer.status) {
-            break answer;
-        }
-    };
+    let mut answer = final_head(&mut stream)?;
     body(&mut stream, &mut answer, bytes_max)?;
     Ok(answer)
+}
+
+/// The head of the answer itself, behind those that only announce it.
+fn final_head(stream: &mut impl BufRead) -> Result<Answer, String> {
+    for _ in 0..=INTERIM_MAX {
+        let answer = head(stream)?;
+        if !(100..200).contains(&answer.status) {
+            return Ok(answer);
+        }
+    }
+    Err("the answer is announced again and again, and does not come".into())
 }
 
 trait ReadWrite: Read + Write {}
@@ -277,20 +285,22 @@ mod tests {
 
     fn read(bytes: &[u8], bytes_max: usize) -> Result<Answer, String> {
         let mut stream = bytes;
-        let mut answer = head(&mut stream)?;
+        let mut answer = final_head(&mut stream)?;
         body(&mut stream, &mut answer, bytes_max)?;
         Ok(answer)
     }
 
     #[test]
     fn bodies_are_read_however_they_are_framed_and_no_further_than_wanted() {
-        let table: [(&[u8], &[u8], bool); 6] = [
+        let table: [(&[u8], &[u8], bool); 7] = [
             (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcd", b"abc", false),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabcdefghi", b"abcde", true),
+            (b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 200 OK\r\n\r\nabc", b"abc", false),
             (b"HTTP/1.0 200 OK\r\n\r\nabc", b"abc", false),
             (b"HTTP/1.0 200 OK\r\n\r\nabcdefgh", b"abcde", true),
             (
-                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nab\r\n1\r\nc\r\n0\r\n\r\n",
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+                    2;x=y\r\nab\r\n1\r\nc\r\n0\r\n\r\n",
                 b"abc",
                 false,
             ),
@@ -324,5 +334,6 @@ mod tests {
         }
         let endless = [b"HTTP/1.1 200 OK\r\n".as_slice(), &b"X: y\r\n".repeat(20_000)].concat();
         assert!(read(&endless, 100).is_err());
+        assert!(read(&b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100), 100).is_err());
     }
 }
