@@ -293,7 +293,7 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &Reques
         outcome.done();
     }
     if outcome.tally.status() == Some(401)
-        && let Some(((token, access), credential, host)) = replaceable
+        && let Some(Replaceable { token, access, credential, host }) = replaceable
     {
         let vault = scene.daemon.vault.clone();
         scene.daemon.tasks.spawn(async move {
@@ -305,15 +305,20 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &Reques
 
 /// What another token is to be fetched by, for the requests to come, once this one was refused for
 /// a request that could not be sent again.
-fn replaceable(
-    permit: &Permit,
-    injected: &Injected,
-) -> Option<((u64, Option<Access>), Arc<Credential>, Host)> {
-    Some((
-        (injected.token?, injected.access.clone()),
-        Arc::clone(permit.credential()?),
-        permit.host().clone(),
-    ))
+fn replaceable(permit: &Permit, injected: &Injected) -> Option<Replaceable> {
+    Some(Replaceable {
+        token: injected.token?,
+        access: injected.access.clone(),
+        credential: Arc::clone(permit.credential()?),
+        host: permit.host().clone(),
+    })
+}
+
+struct Replaceable {
+    token: u64,
+    access: Option<Access>,
+    credential: Arc<Credential>,
+    host: Host,
 }
 
 /// Finds a connection, sends the head, moves both bodies. A request is sent once more only where

@@ -357,7 +357,12 @@ impl Link {
     /// What the failure of an exchange on it means, where it tells about certificates.
     pub fn told(&self, failure: &str) -> Option<UpstreamError> {
         let whose = self.key.way.shows(self.key.shown.as_ref());
-        alert::told(failure, &self.permit, whose.as_deref())
+        let connection = match &self.wire {
+            Wire::H2(seat) => seat.failure(),
+            Wire::H1(_) => None,
+        };
+        let mut texts = std::iter::once(failure).chain(connection);
+        texts.find_map(|text| alert::told(text, &self.permit, whose.as_deref()))
     }
 
     /// Whether other requests use the connection too. A head that could not be sent on such a

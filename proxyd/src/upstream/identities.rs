@@ -15,8 +15,11 @@ use crate::vault::Shown;
 /// Most configurations kept; with more they are made anew.
 const KEPT_MAX: usize = 256;
 
+/// A way, and what identifies the certificate.
+type Key = (Arc<Way>, [u8; 32]);
+
 #[derive(Default)]
-pub struct Identities(Mutex<HashMap<(Arc<Way>, [u8; 32]), Arc<Offers>>>);
+pub struct Identities(Mutex<HashMap<Key, Arc<Offers>>>);
 
 impl Identities {
     /// What is offered on that way in the name of that client.

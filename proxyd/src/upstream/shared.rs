@@ -5,7 +5,7 @@
 //! another is opened, up to a bound; beyond it requests queue.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,6 +32,8 @@ pub struct Load {
     pub streams: Arc<AtomicUsize>,
     /// Set when the connection has ended.
     pub ended: Arc<AtomicBool>,
+    /// Why, where it failed: its streams are told of some failures only that it broke.
+    pub failure: Arc<OnceLock<String>>,
 }
 
 struct Connection {
@@ -55,7 +57,7 @@ pub struct Seat {
     pub sender: SendRequest<Bytes>,
     pub address: Endpoint,
     number: u64,
-    streams: Arc<AtomicUsize>,
+    load: Load,
 }
 
 impl Seat {
@@ -65,14 +67,19 @@ impl Seat {
             sender: connection.sender.clone(),
             address: connection.address.clone(),
             number: connection.number,
-            streams: Arc::clone(&connection.load.streams),
+            load: connection.load.clone(),
         }
+    }
+
+    /// Why its connection failed, if it did.
+    pub fn failure(&self) -> Option<&str> {
+        self.load.failure.get().map(String::as_str)
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.streams.fetch_sub(1, Ordering::AcqRel);
+        self.load.streams.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -6,38 +6,73 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+/// How long a peer's last words are waited for, on a connection that takes nothing any more.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 pub struct Telling<T> {
     io: T,
     /// Read while looking for an alert.
     ahead: Option<u8>,
+    /// A failure that the alert is still looked for.
+    failed: Option<(io::Error, Pin<Box<Sleep>>)>,
 }
 
 impl<T> Telling<T> {
     pub fn new(io: T) -> Self {
-        Self { io, ahead: None }
+        Self { io, ahead: None, failed: None }
     }
 }
 
 impl<T: AsyncRead + Unpin> Telling<T> {
-    /// The alert instead of the failure that followed from it.
-    fn why(&mut self, context: &mut Context<'_>, failure: io::Error) -> io::Error {
-        let closed = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-        if self.ahead.is_some() || !closed.contains(&failure.kind()) {
-            return failure;
+    /// What an attempt to send gave, with the alert instead of the failure that followed from it.
+    fn told<O>(
+        &mut self,
+        context: &mut Context<'_>,
+        attempt: impl FnOnce(Pin<&mut T>, &mut Context<'_>) -> Poll<io::Result<O>>,
+    ) -> Poll<io::Result<O>> {
+        if self.failed.is_none() {
+            match attempt(Pin::new(&mut self.io), context) {
+                Poll::Ready(Err(failure)) if self.may_be_told(&failure) => {
+                    self.failed = Some((failure, Box::pin(sleep(LAST_WORDS))));
+                }
+                other => return other,
+            }
         }
+        self.why(context).map(Err)
+    }
+
+    fn may_be_told(&self, failure: &io::Error) -> bool {
+        let closed = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        self.ahead.is_none() && closed.contains(&failure.kind())
+    }
+
+    /// The alert, or else the failure. What has arrived may not have been noticed yet, so it is
+    /// waited for.
+    fn why(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         let mut byte = [0];
         let mut buffer = ReadBuf::new(&mut byte);
-        match Pin::new(&mut self.io).poll_read(context, &mut buffer) {
-            Poll::Ready(Err(alert)) if alert.kind() == io::ErrorKind::InvalidData => alert,
-            Poll::Ready(Ok(())) => {
-                self.ahead = buffer.filled().first().copied();
-                failure
-            }
-            Poll::Ready(Err(_)) | Poll::Pending => failure,
+        let read = Pin::new(&mut self.io).poll_read(context, &mut buffer);
+        let waits = read.is_pending();
+        if let Poll::Ready(Err(alert)) = read
+            && alert.kind() == io::ErrorKind::InvalidData
+        {
+            self.failed = None;
+            return Poll::Ready(alert);
         }
+        self.ahead = self.ahead.or(buffer.filled().first().copied());
+        let Some((failure, mut patience)) = self.failed.take() else {
+            return Poll::Ready(io::ErrorKind::BrokenPipe.into());
+        };
+        if waits && patience.as_mut().poll(context).is_pending() {
+            self.failed = Some((failure, patience));
+            return Poll::Pending;
+        }
+        Poll::Ready(failure)
     }
 }
 
@@ -63,13 +98,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Telling<T> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(context, bytes);
-        written.map_err(|failure| self.why(context, failure))
+        self.told(context, |io, context| io.poll_write(context, bytes))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.io).poll_flush(context);
-        flushed.map_err(|failure| self.why(context, failure))
+        self.told(context, |io, context| io.poll_flush(context))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -81,8 +114,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Telling<T> {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(context, parts);
-        written.map_err(|failure| self.why(context, failure))
+        self.told(context, |io, context| io.poll_write_vectored(context, parts))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -96,16 +128,26 @@ mod tests {
 
     use super::*;
 
-    /// Takes nothing any more, and says that to its reader.
-    struct Closed(Option<io::Result<u8>>);
+    /// Takes nothing any more, and says that to its reader once that has waited, if ever.
+    struct Closed {
+        waits: usize,
+        says: Option<io::Result<u8>>,
+    }
 
     impl AsyncRead for Closed {
         fn poll_read(
             mut self: Pin<&mut Self>,
-            _: &mut Context<'_>,
+            context: &mut Context<'_>,
             buffer: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            match self.0.take() {
+            if let Some(waits) = self.waits.checked_sub(1) {
+                self.waits = waits;
+                if waits == 0 {
+                    context.waker().wake_by_ref();
+                }
+                return Poll::Pending;
+            }
+            match self.says.take() {
                 Some(said) => Poll::Ready(said.map(|byte| buffer.put_slice(&[byte]))),
                 None => Poll::Ready(Ok(())),
             }
@@ -128,16 +170,23 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_alert_is_told_and_what_else_was_said_is_still_read() {
-        let alert = io::Error::new(io::ErrorKind::InvalidData, "received fatal alert: UnknownCA");
-        let mut refused = Telling::new(Closed(Some(Err(alert))));
-        let mut answered = Telling::new(Closed(Some(Ok(b'x'))));
-        let mut silent = Telling::new(Closed(None));
+    fn closed(waits: usize, says: Option<io::Result<u8>>) -> Telling<Closed> {
+        Telling::new(Closed { waits, says })
+    }
 
-        let failure = refused.write_all(b"GET").await.unwrap_err();
-        assert_eq!(failure.to_string(), "received fatal alert: UnknownCA");
-        for closed in [&mut answered, &mut silent] {
+    #[tokio::test(start_paused = true)]
+    async fn the_alert_is_told_and_what_else_was_said_is_still_read() {
+        let alert =
+            || io::Error::new(io::ErrorKind::InvalidData, "received fatal alert: UnknownCA");
+        let mut answered = closed(0, Some(Ok(b'x')));
+
+        // Also where its arrival has not been noticed when the sending fails.
+        for waits in [0, 1] {
+            let failure = closed(waits, Some(Err(alert()))).write_all(b"GET").await.unwrap_err();
+            assert_eq!(failure.to_string(), "received fatal alert: UnknownCA");
+        }
+        // The last of these never says anything, nor ends.
+        for closed in [&mut answered, &mut closed(0, None), &mut closed(usize::MAX, None)] {
             let failure = closed.write_all(b"GET").await.unwrap_err();
             assert_eq!(failure.kind(), io::ErrorKind::BrokenPipe);
         }

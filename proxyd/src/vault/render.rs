@@ -165,7 +165,11 @@ pub(super) fn add_needles(
     }
     needles.extend(forms(value.expose_secret()));
     if matches!(form, Form::Basic { .. }) {
-        needles.push(basic_token(value, form)?);
+        let token = basic_token(value, form)?;
+        // Encoded again it may have lost its padding first, and another's words may follow.
+        let text = token.expose_secret();
+        let end = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
+        needles.extend(forms(&text[..end]));
     }
     Ok(())
 }
@@ -177,6 +181,40 @@ mod tests {
     fn shown(value: &str, form: Form) -> Option<String> {
         let rendered = render(&Secret::new(value.as_bytes().to_vec()), &form).ok()?;
         Some(String::from_utf8(rendered.expose_secret().to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_basic_header_is_found_also_where_it_was_encoded_again() {
+        use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE};
+        let value = Secret::new(b"open sesame".to_vec());
+        let form = Form::Basic { user: "Aladdin".into() };
+        let mut needles = Vec::new();
+        add_needles(&mut needles, &value, &form).unwrap();
+        let header = render(&value, &form).unwrap();
+        let header = header.expose_secret();
+        let hex: String = header.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut base32 = String::new();
+        for group in header.chunks(5) {
+            let bits = group.iter().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+            let bits = bits << (8 * (5 - group.len()));
+            let digit = |at: usize| b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"[bits as usize >> at & 31];
+            base32.extend((0..8).rev().map(|number| char::from(digit(5 * number))));
+        }
+
+        for encoded in [
+            String::from_utf8(header.to_vec()).unwrap(),
+            hex,
+            base32,
+            STANDARD.encode(header),
+            STANDARD.encode(&header[1..]),
+            STANDARD.encode([header, b" and more"].concat()),
+            STANDARD_NO_PAD.encode(&header[2..header.len() - 1]),
+            URL_SAFE.encode(header),
+        ] {
+            let mut long = needles.iter().map(Secret::expose_secret).filter(|n| n.len() >= 24);
+            let found = long.any(|n| memchr::memmem::find(encoded.as_bytes(), n).is_some());
+            assert!(found, "{encoded}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A proxy between proxyd and its upstreams, as companies have them, in every mood.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

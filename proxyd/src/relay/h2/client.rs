@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -78,8 +79,13 @@ pub async fn open<T: Send + 'static>(
     let mut turn = Some(turn);
     let settled = Arc::new(AtomicBool::new(false));
     let said = Arc::clone(&settled);
+    let failure = Arc::clone(&load.failure);
     let carried = std::future::poll_fn(move |context| {
         let polled = Pin::new(&mut connection).poll(context);
+        // Said before the connection is dropped, which is what ends its streams.
+        if let Poll::Ready(Err(error)) = &polled {
+            let _ = failure.set(describe(error));
+        }
         if connection.max_concurrent_send_streams() != UNSAID {
             drop(turn.take());
             said.store(true, Ordering::Release);
@@ -88,7 +94,6 @@ pub async fn open<T: Send + 'static>(
     });
     tokio::spawn(async move {
         tokio::select! {
-            // Its streams see the same error; there is nobody else to tell.
             _ = carried => {}
             () = unanswered(pings, &load) => {}
             () = unsettled(&settled) => {}
