@@ -91,8 +91,8 @@ pub struct Usage {
     /// command was over before the first look.
     pub memory_peak_bytes: Option<u64>,
     /// Read from disks, and written to them: what the kernel counts for each process, so not what
-    /// a cache or a file system in memory answered. What a process wrote that its parent left behind
-    /// counts while it lives. None where the shell is gone, or the kernel does not count.
+    /// a cache or a file system in memory answered. What a process wrote that its parent left
+    /// behind counts while it lives. None where the shell is gone, or the kernel does not count.
     #[serde(default)]
     pub disk_read_bytes: Option<u64>,
     #[serde(default)]

@@ -3,7 +3,7 @@
 //!
 //! | limit | with a control group | without |
 //! |---|---|---|
-//! | memory | `memory.events` counts who was ended | not told: an allocation of one process fails, and the kernel counts nothing |
+//! | memory | `memory.events` counts who was ended | not told: the kernel counts no such failure |
 //! | processes | `pids.events` counts refusals | as many as may be were seen at once |
 //! | disk | a file system without room was seen | the same |
 //! | one file's size | `SIGXFSZ` ended the command | the same |
