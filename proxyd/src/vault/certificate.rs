@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use ipc::vault::SecretInfo;
 use policies::{Backend, Host};
+use rustls::SignatureScheme;
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
-use rustls::sign::{CertifiedKey, SigningKey};
-use rustls::{InconsistentKeys, SignatureScheme};
+use rustls::sign::SigningKey;
 use rustls_pki_types::pem::{PemObject, SectionKind};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
@@ -69,15 +69,16 @@ impl Pair {
         let (chain, key) = sections(value.expose_secret())?;
         let key = any_supported_type(&key)
             .map_err(|_| unusable("its private key is of no kind that TLS signs with"))?;
-        let certified = CertifiedKey::new(chain, key);
-        certified.keys_match().map_err(|error| match error {
-            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => unusable(
+        // Not as rustls compares them: it reads no version 1, which many own authorities issue.
+        let (_, own) = x509_parser::parse_x509_certificate(&chain[0])
+            .map_err(|_| unusable("its first certificate cannot be read"))?;
+        if key.public_key().is_none_or(|public| *public != *own.public_key().raw) {
+            return Err(unusable(
                 "its private key does not belong to its first certificate, which is to be the \
                  client's own",
-            ),
-            other => unusable(&format!("its first certificate cannot be read: {other}")),
-        })?;
-        Ok(Self { chain: certified.cert, key: certified.key })
+            ));
+        }
+        Ok(Self { chain, key })
     }
 
     /// The same, for use at that time (seconds since 1970).
@@ -180,7 +181,7 @@ impl Child {
                 let mut pairs = self.minted_values(&key).into_iter().map(Pair::read);
                 pairs.find_map(|pair| pair.ok().filter(|pair| pair.print() == wanted.shown))
             }
-            (None, Backend::File) => read(&self.files.values(&used.secret.path)?),
+            (None, Backend::File) => read(self.files.values(&used.secret.path)?),
             (None, _) => read(&self.store.values(&used.secret.path)?),
         };
         let gone = || VaultError::Unavailable("the certificate was replaced meanwhile".into());

@@ -108,6 +108,20 @@ fn every_usual_form_of_a_key_is_read_whatever_stands_around_it() {
 }
 
 #[test]
+fn a_certificate_of_version_1_is_taken() {
+    let made = made("corp");
+    let mut der = made.leaf.der().to_vec();
+    let version = [0xa0, 3, 2, 1, 2];
+    let at = der.windows(5).position(|part| part == version).unwrap();
+    der[at + 4] = 0;
+    let whole = [pem("CERTIFICATE", &der), made.key.serialize_pem()].concat();
+
+    let pair = Pair::valid(&secret(&whole), now_unsigned()).unwrap();
+
+    assert_eq!(*pair.chain[0], *der);
+}
+
+#[test]
 fn what_is_no_certificate_with_its_key_is_refused_with_the_reason_and_without_the_value() {
     let (own, other) = (made("corp.test"), made("corp.test"));
     let (leaf, key) = (own.leaf.pem(), own.key.serialize_pem());
