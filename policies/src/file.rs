@@ -10,6 +10,7 @@ mod grants;
 mod groups;
 mod inject;
 mod lint;
+mod reach;
 mod reader;
 mod sandbox;
 pub(crate) mod units;

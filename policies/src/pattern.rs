@@ -102,6 +102,13 @@ impl Segment {
             Self::Any => !segment.is_empty(),
         }
     }
+
+    fn covers(&self, other: &Self) -> bool {
+        match other {
+            Self::Literal(literal) => self.matches(literal),
+            Self::Any => *self == Self::Any,
+        }
+    }
 }
 
 /// A path, `*` for one segment, `/**` at the end for the path itself and everything below it.
@@ -162,6 +169,24 @@ impl PathPattern {
             if self.open { other.len() >= own.len() } else { other.len() == own.len() };
         long_enough && own.iter().zip(other).all(|(own, other)| own.matches(other))
     }
+
+    /// Whether every path that the other pattern matches is matched by this one.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let (own, others) = (&self.segments, &other.segments);
+        let long_enough = match self.open {
+            true => others.len() >= own.len(),
+            false => !other.open && others.len() == own.len(),
+        };
+        long_enough && own.iter().zip(others).all(|(own, other)| own.covers(other))
+    }
+
+    /// Whether it matches every request of git for the repository, in whatever letters: only stars
+    /// do.
+    pub(crate) fn is_above(&self, repository: &RepositoryPattern) -> bool {
+        self.open
+            && self.segments.len() <= repository.segments.len()
+            && self.segments.iter().all(|own| *own == Segment::Any)
+    }
 }
 
 impl fmt::Display for PathPattern {
@@ -203,6 +228,12 @@ impl RepositoryPattern {
 
     pub(crate) fn parts(&self) -> Parts<'_> {
         Parts { segments: self.segments.iter().map(Segment::literal).collect(), open: false }
+    }
+
+    /// Whether every repository that the other pattern names is named by this one.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let (own, others) = (&self.segments, &other.segments);
+        own.len() == others.len() && own.iter().zip(others).all(|(own, other)| own.covers(other))
     }
 
     /// Whether the segments before git's own name this repository; case-folded, with or without
@@ -295,6 +326,27 @@ mod tests {
             ("*.a.test", "*.ba.test", false),
         ] {
             let parse = |text| HostPattern::parse(text).unwrap();
+            assert_eq!(parse(wide).covers(&parse(narrow)), expected, "{wide} {narrow}");
+        }
+    }
+
+    #[test]
+    fn a_wider_path_pattern_covers_a_narrower_one() {
+        for (wide, narrow, expected) in [
+            ("/**", "/a/*/**", true),
+            ("/a/**", "/a", true),
+            ("/a/**", "/a/", true),
+            ("/a/*", "/a/b", true),
+            ("/a/*", "/a/*", true),
+            ("/*/b", "/a/b", true),
+            ("/a/*", "/a/", false),
+            ("/a/b", "/a/*", false),
+            ("/a", "/a/**", false),
+            ("/a/*/**", "/a/**", false),
+            ("/a/**", "/**", false),
+            ("/a/**", "/ab/**", false),
+        ] {
+            let parse = |text| PathPattern::parse(text).unwrap();
             assert_eq!(parse(wide).covers(&parse(narrow)), expected, "{wide} {narrow}");
         }
     }

@@ -112,10 +112,10 @@ fn each_kind_of_change_is_told_by_what_it_does() {
 
 #[test]
 fn what_stays_is_not_told_and_the_order_of_rules_counts() {
-    let wide = rule("methods = [\"GET\"]\npaths = [\"/**\"]");
-    let narrow = rule("methods = [\"GET\"]\npaths = [\"/x\"]\ncredential = \"key\"");
-    let before = format!("{narrow}{wide}{KEY}");
-    let after = format!("{wide}{narrow}{KEY}");
+    let open = rule("methods = [\"GET\"]\npaths = [\"/x\", \"/z/**\"]");
+    let keyed = rule("methods = [\"GET\"]\npaths = [\"/x\", \"/y\"]\ncredential = \"key\"");
+    let before = format!("{keyed}{open}{KEY}");
+    let after = format!("{open}{keyed}{KEY}");
 
     let found = changes(&before, &after);
 

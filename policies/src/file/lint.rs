@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use super::credentials::{Credentials, Named};
 use super::egress::{RawRule, RawServer};
+use super::reach;
 use super::reader::{Reader, Span, Spanned};
+use crate::credential::Inject;
 use crate::egress::Scheme;
 use crate::pattern::HostPattern;
 use crate::sandbox::SandboxTable;
@@ -46,9 +48,12 @@ pub(crate) fn check(
         let hint = format!("a rule uses it with credential = \"{name}\"");
         reader.warn(&named.span, message, hint);
     }
+    for (name, named) in credentials.iter().filter(|(name, _)| used.contains(name)) {
+        check_own_hosts(reader, name, named, rules, servers);
+    }
     check_variables(reader, credentials, sandbox);
     for (at, rule) in rules.iter().enumerate() {
-        check_reach(reader, rule, &rules[..at]);
+        reach::check(reader, rule, &rules[..at]);
     }
 }
 
@@ -78,6 +83,41 @@ fn check_host(
         false => format!("list it in hosts of [credentials.{}], or split the rule", name.value),
     };
     reader.error_hint(span, message, hint);
+}
+
+/// What a credential's own list names beyond the rules that use it is never reached with it: the
+/// list, or a rule, means another host.
+fn check_own_hosts(
+    reader: &mut Reader<'_>,
+    name: &str,
+    named: &Named,
+    rules: &[RawRule],
+    servers: &[RawServer],
+) {
+    let Some(credential) = &named.made else { return };
+    // The server that gives a registry's tokens is asked by the vault alone.
+    if matches!(credential.inject, Inject::Registry { .. }) {
+        return;
+    }
+    let uses = |names: &[Spanned<String>]| names.iter().any(|own| own.value == name);
+    let rules = || rules.iter().filter(|rule| uses(&rule.credentials));
+    let mut hosts: Vec<HostPattern> =
+        rules().flat_map(|rule| &rule.hosts).map(|host| host.value.clone()).collect();
+    let servers = servers.iter().filter(|server| uses(&server.credentials));
+    hosts.extend(servers.map(|server| HostPattern::Exact(server.server.host.clone())));
+    // An empty list was reported where it stands, or comes from an empty group.
+    if rules().any(|rule| rule.hosts.is_empty()) {
+        return;
+    }
+    let reached = |own: &HostPattern| hosts.iter().any(|h| own.covers(h) || h.covers(own));
+    let beyond: Vec<String> =
+        credential.hosts.iter().filter(|own| !reached(own)).map(ToString::to_string).collect();
+    if !beyond.is_empty() {
+        let beyond = beyond.join(", ");
+        let message = format!("credential \"{name}\" goes to {beyond} in no rule");
+        let hint = format!("write a rule with credential = \"{name}\", or take it out of hosts");
+        reader.warn(&named.span, message, hint);
+    }
 }
 
 /// One place of a request, one connection: of each kind there is one credential.
@@ -143,32 +183,5 @@ fn check_variables(reader: &mut Reader<'_>, credentials: &Credentials, sandbox: 
                 reader.error(span, format!("{env} is set in [sandbox.env] too"));
             }
         }
-    }
-}
-
-/// A rule behind one that takes every request to the same place never decides anything; if it
-/// would restrict or inject, the file means something else than it says.
-fn check_reach(reader: &mut Reader<'_>, rule: &RawRule, earlier: &[RawRule]) {
-    let takes_all = |other: &&RawRule| {
-        let own = &other.rule;
-        own.methods.is_none()
-            && own.paths.is_empty()
-            && own.git.is_none()
-            && own.ports.is_superset(&rule.rule.ports)
-            && (own.plaintext || !rule.rule.plaintext)
-            && rule.hosts.iter().all(|host| other.hosts.iter().any(|o| o.value.covers(&host.value)))
-    };
-    if rule.hosts.is_empty() {
-        return;
-    }
-    let Some(other) = earlier.iter().find(takes_all) else { return };
-    let message =
-        format!("{} never decides: {} takes its requests", rule.rule.name, other.rule.name);
-    let hint = "the first rule that matches wins: put the narrower one first";
-    // The credential is not linked yet, so it is asked for by name.
-    if rule.rule.inspects() || !rule.credentials.is_empty() {
-        reader.error_hint(&rule.span, message, hint);
-    } else {
-        reader.warn(&rule.span, message, hint);
     }
 }
