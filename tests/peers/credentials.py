@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -22,6 +23,8 @@ from support import Claims, Place, free_port, port_answers, wait_for
 
 PACKAGES = pathlib.Path(os.environ["CREDENTIALS_PACKAGES"])
 HERE = pathlib.Path(__file__).resolve().parent / "credentials"
+sys.path.append(str(HERE))
+import client_certs  # noqa: E402
 SITE = next((PACKAGES / "venv/lib").glob("python3*/site-packages"))
 CLIENT_SECRET = "CLIENT-CANARY-" + os.urandom(12).hex()
 ADDRESSES = 'addresses = ["127.0.0.1/32"]'
@@ -360,4 +363,5 @@ with Place() as place:
     ours = [path for path in found if "/run/" in path or "/state/" in path or "up.log" in path]
     claims.holds(f"no secret and no token is in the daemons' files ({read} read)", not ours and read > 10, str(ours))
     claims.holds("nor in any output", not any(n.decode() in out for n in needles for out in outputs))
-    claims.close()
+client_certs.run(claims)
+claims.close()

@@ -50,12 +50,17 @@ class Clients:
         return ["-newkey", *(ec if kind == "ec" else ["rsa:2048"]), "-nodes"]
 
     def issue(self, name, kind):
-        """The certificate with its key, in one text; the key in the older of its two forms."""
+        """The certificate with its key, in one text, as many scripts make them: RSA in version 1, the key in
+        the older of its two forms."""
         certificate, key = self.files(name)
         request = self.directory / f"{name}.req"
         openssl("req", *self.fresh(kind), "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        extensions = self.directory / f"{name}.ext"
+        extensions.write_text("basicConstraints=CA:FALSE\nextendedKeyUsage=clientAuth\n")
+        # Without extensions it is one of version 1.
+        more = ["-extfile", extensions] if kind == "ec" else []
         openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.key, "-CAcreateserial",
-                "-days", "2", "-out", certificate)
+                "-days", "2", *more, "-out", certificate)
         old = openssl("pkey", "-in", key, "-traditional").stdout.decode()
         return certificate.read_text() + old
 
