@@ -237,10 +237,10 @@ fn policy_check_tells_what_no_host_can_do_from_what_this_one_lacks() {
     assert_eq!(own.status.code(), Some(77));
     assert!(text(&own.stdout).contains("belongs to the daemons"), "{}", text(&own.stdout));
 
-    let packages = check("[sandbox]\npackages = { pip = [\"x\"] }\n", &[]);
+    let packages = check("[sandbox]\npackages = { apt = [\"x\"] }\n", &[]);
     assert_eq!(packages.status.code(), Some(78));
     let shown = text(&packages.stdout);
-    assert!(shown.contains("no sandbox: packages") && !shown.contains("good"), "{shown}");
+    assert!(shown.contains("no sandbox: apt packages") && !shown.contains("good"), "{shown}");
 
     assert_eq!(check(&mount("/usr"), &["--here"]).status.code(), Some(0));
 }

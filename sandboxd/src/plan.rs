@@ -117,6 +117,11 @@ pub enum PlanError {
     #[error("cannot mount twice at {target}")]
     Twice { target: PathBuf },
     #[error(
+        "apt packages need a root of their own, an image or a directory: those of the host are the \
+         host's"
+    )]
+    HostPackages,
+    #[error(
         "limits are required, and this version limits disk for each file only, not for the whole \
          workspace"
     )]
@@ -178,6 +183,9 @@ pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, Plan
 
 /// Refuses what would silently be less than the policy says.
 fn check_means(table: &SandboxTable) -> Result<(), PlanError> {
+    if table.root == policies::Root::Host && !table.packages.apt.is_empty() {
+        return Err(PlanError::HostPackages);
+    }
     if table.limits_required { Err(PlanError::Limits) } else { Ok(()) }
 }
 
@@ -314,7 +322,17 @@ mod tests {
     fn what_this_version_cannot_do_is_refused_and_not_left_out() {
         let limits = SandboxTable { limits_required: true, ..SandboxTable::default() };
 
+        let mut packages = policies::Packages::default();
+        packages.apt.push("jq".into());
+        let of_host = SandboxTable { packages, ..SandboxTable::default() };
+        let of_root = SandboxTable {
+            root: policies::Root::Path("/srv/roots/debian".into()),
+            ..of_host.clone()
+        };
+
         assert_eq!(plan(&limits, &facts()), Err(PlanError::Limits));
+        assert_eq!(plan(&of_host, &facts()), Err(PlanError::HostPackages));
+        assert!(plan(&of_root, &facts()).is_ok());
     }
 
     #[test]

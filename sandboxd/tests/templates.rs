@@ -172,6 +172,28 @@ async fn a_layer_goes_over_an_image_as_over_the_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_policys_mounts_lie_below_what_a_layer_covers_and_the_layer_keeps_no_place_of_theirs() {
+    let daemon = Daemon::start().await;
+    let shown = tempfile::tempdir().unwrap();
+    std::fs::write(shown.path().join("f"), "shown ").unwrap();
+    let source = shown.path().canonicalize().unwrap();
+    let at =
+        |target: &str| format!("{{ source = \"{}\", target = \"{target}\" }}", source.display());
+    let mounts = format!("mounts = [{}, {}]", at("/opt/deep/data"), at("/opt/other"));
+    daemon.policy("packages", &format!("tool-timeout = \"20s\"\n{mounts}"));
+    let setup = "cat /opt/deep/data/f > /opt/copied";
+    daemon.policy("built", &format!("setup = [\"{setup}\"]\n{mounts}"));
+
+    let script = "cat /opt/copied /opt/deep/data/f /opt/other/f; ls /opt";
+    let receipt = run(&daemon, "built", script).await;
+
+    assert_eq!(text(&receipt), "shown shown shown copied\ndeep\nother\n", "{receipt:?}");
+    let made = templates(&daemon);
+    assert!(made[0].join("upper/opt/copied").exists());
+    assert!(!made[0].join("upper/opt/deep").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_setup_says_which_step_and_what_it_printed_last_and_is_tried_again() {
     let daemon = Daemon::start().await;
     daemon.policy("packages", "tool-timeout = \"20s\"");

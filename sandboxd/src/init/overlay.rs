@@ -16,7 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags};
 
-use super::root::{Source, detach_at, directory, named};
+use super::root::{Source, detach_at, directory, inside, named};
 use crate::plan::SandboxPlan;
 use crate::sys::mount::{NO_DEV, NO_SUID, READ_ONLY};
 use crate::templates::seal::{UPPER, WORK};
@@ -43,6 +43,8 @@ struct Stack {
 pub struct Stacks {
     stacks: Vec<Stack>,
     build: Option<OwnedFd>,
+    /// Where the policy's own mounts go, in the new root.
+    targets: Vec<PathBuf>,
     /// Of all that packages go into: the root's own directories there have owners without a
     /// number here.
     whole: bool,
@@ -71,7 +73,8 @@ pub fn take(
             stacks.push(Stack { name, lowers });
         }
     }
-    Ok(Stacks { stacks, build, whole })
+    let targets = plan.mounts.iter().map(|mount| inside(&mount.target)).collect();
+    Ok(Stacks { stacks, build, targets, whole })
 }
 
 fn part(layer: &Path, name: &str) -> Result<Option<OwnedFd>> {
@@ -103,7 +106,7 @@ impl Stacks {
             attach(&build, Path::new(BUILD))?;
         }
         for stack in self.stacks {
-            stack.mount(building, self.whole)?;
+            stack.mount(building, self.whole, &self.targets)?;
         }
         if building {
             detach(Path::new(BUILD))?;
@@ -113,10 +116,12 @@ impl Stacks {
 }
 
 impl Stack {
-    fn mount(self, building: bool, whole: bool) -> Result<()> {
+    fn mount(self, building: bool, whole: bool, mounts: &[PathBuf]) -> Result<()> {
         let target = Path::new(self.name);
         directory(target)?;
-        if let ([only], false) = (&self.lowers[..], building) {
+        let inner: Vec<&Path> =
+            mounts.iter().filter_map(|mount| mount.strip_prefix(target).ok()).collect();
+        if let ([only], false, true) = (&self.lowers[..], building, inner.is_empty()) {
             return attach(only, target);
         }
         let mut lowers = Vec::new();
@@ -125,6 +130,10 @@ impl Stack {
             directory(&path)?;
             attach(tree, &path)?;
             lowers.push(path);
+        }
+        let root = lowers.last().cloned();
+        if !inner.is_empty() {
+            lowers.push(places(&inner)?);
         }
         let mut options = "userxattr".to_owned();
         let nothing = Path::new(LOWER).join("nothing");
@@ -141,8 +150,8 @@ impl Stack {
             let [upper, work] = [UPPER, WORK].map(|part| Path::new(BUILD).join(part).join(target));
             directory(&upper)?;
             directory(&work)?;
-            if let Some(root) = lowers.last() {
-                skeleton(root, &upper, whole)?;
+            if let Some(root) = root {
+                skeleton(&root, &upper, whole)?;
             }
             options += &format!(",upperdir={},workdir={}", upper.display(), work.display());
         } else {
@@ -173,6 +182,20 @@ fn refused(target: &Path, error: Errno, building: bool) -> Error {
         let error = Error::from(error);
         Error::new(error.kind(), format!("{error}: {why}"))
     })
+}
+
+/// Directories for what is mounted below an overlay, as the lowest of its layers: an overlay that
+/// cannot be written to takes none later, and one that can would keep them.
+fn places(inner: &[&Path]) -> Result<PathBuf> {
+    let path = Path::new(LOWER).join("places");
+    directory(&path)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("tmpfs", &path, "tmpfs", flags, c"mode=0755")
+        .map_err(|e| named(&path, e.into()))?;
+    for place in inner {
+        directory(&path.join(place))?;
+    }
+    Ok(path)
 }
 
 fn attach(tree: &OwnedFd, path: &Path) -> Result<()> {

@@ -258,7 +258,7 @@ async fn build(
     building: &Building,
 ) -> Result<About, Fault> {
     let begun = Instant::now();
-    let steps = steps::of(table, &shape.plan)?;
+    let steps = steps::of(table);
     for name in [UPPER, WORK] {
         building.directory(name)?;
     }

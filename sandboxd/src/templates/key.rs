@@ -144,11 +144,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
         let before = identity(dir.path());
-        std::fs::write(dir.path().join("usr/bin/python3"), "1").unwrap();
+        std::fs::write(dir.path().join("usr/bin/node"), "1").unwrap();
         let with = identity(dir.path());
         std::fs::write(dir.path().join("usr/bin/another"), "1").unwrap();
         let beside = identity(dir.path());
-        std::fs::write(dir.path().join("usr/bin/python3"), "two").unwrap();
+        std::fs::write(dir.path().join("usr/bin/node"), "two").unwrap();
 
         assert_ne!(before, with);
         assert_eq!(with, beside);

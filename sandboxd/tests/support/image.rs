@@ -67,7 +67,7 @@ pub fn system() -> Layer {
         layer.link(name, &format!("usr/{name}"));
     }
     let script = "while read -r line; do echo \"$line\"; done < /proc/$$/maps";
-    let maps = std::process::Command::new("bash").args(["-c", script]).output().unwrap();
+    let maps = std::process::Command::new("/bin/bash").args(["-c", script]).output().unwrap();
     let maps = String::from_utf8(maps.stdout).unwrap();
     let mut files: Vec<&str> =
         maps.lines().filter_map(|line| line.split_whitespace().nth(5)).collect();

@@ -11,6 +11,7 @@ apt() {
         -o Dir::State::extended_states=$work/extended \
         -o Dir::Cache=$work -o Dir::Cache::archives=$work/archives \
         -o Dir::Log=$work -o Dpkg::Use-Pty=false \
+        ${SSL_CERT_FILE:+-o "Acquire::https::CaInfo=$SSL_CERT_FILE"} \
         ${sources:+-o "Dir::Etc=$sources"} "$@"
 }
 # Whoever sets APT_CONFIG says in that file where packages come from.

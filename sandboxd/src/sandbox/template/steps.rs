@@ -14,7 +14,7 @@ use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use crate::cell::{CellCommand, CellError, ExitOf};
-use crate::plan::{SandboxPlan, WORKSPACE};
+use crate::plan::WORKSPACE;
 use crate::pool::{Ready, Shape};
 use crate::templates::Building;
 
@@ -30,8 +30,8 @@ pub struct Step {
     argv: Vec<String>,
 }
 
-/// The steps of a table; an error says what cannot be had at all.
-pub fn of(table: &SandboxTable, plan: &SandboxPlan) -> Result<Vec<Step>, Fault> {
+/// The steps of a table.
+pub fn of(table: &SandboxTable) -> Vec<Step> {
     let packages = &table.packages;
     let mut steps = Vec::new();
     let mut add = |what: String, argv: &[&str], names: &[String]| {
@@ -39,13 +39,6 @@ pub fn of(table: &SandboxTable, plan: &SandboxPlan) -> Result<Vec<Step>, Fault> 
         steps.push(Step { what, argv: argv.collect() });
     };
     if !packages.apt.is_empty() {
-        if plan.root == std::path::Path::new("/") {
-            return Err(Fault::new(
-                Code::Missing,
-                "apt packages need an image as root: those of the host are the host's own",
-            )
-            .with_hint("install them on the host, or set `root` to an OCI layout"));
-        }
         add(named("apt", &packages.apt), &["/bin/sh", "-c", APT, "apt"], &packages.apt);
     }
     if !packages.pip.is_empty() {
@@ -66,7 +59,7 @@ pub fn of(table: &SandboxTable, plan: &SandboxPlan) -> Result<Vec<Step>, Fault> 
         let what = format!("setup command {}: {}", at + 1, first_line(command));
         add(what, &["/bin/sh", "-ec"], std::slice::from_ref(command));
     }
-    Ok(steps)
+    steps
 }
 
 /// Downloads what is asked for and what that needs beyond what the image has, and unpacks it. No
