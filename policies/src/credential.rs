@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::aws::AwsEntry;
 use crate::host::Host;
 use crate::pattern::HostPattern;
 
@@ -46,10 +47,14 @@ pub enum Backend {
     Exec,
     /// A field of a secret at the OpenBao or Vault server of proxyd's configuration.
     OpenBao,
+    /// A secret at AWS Secrets Manager.
+    AwsSecrets,
+    /// The keys of a role of AWS's, by its name in proxyd's configuration.
+    AwsRole,
 }
 
 /// Longest path of a secret that is no name.
-const PATH_BYTES_MAX: usize = 1024;
+pub(crate) const PATH_BYTES_MAX: usize = 1024;
 
 impl SecretRef {
     /// Reads `backend:path`. The error says what is wrong and what to write instead.
@@ -85,13 +90,22 @@ impl SecretRef {
                 "secret = \"openbao:secret/agents/github#token\", with a version as \
                  \"openbao:secret/agents/github@3#token\"",
             ),
+            "aws-secrets-manager" => (
+                Backend::AwsSecrets,
+                AwsEntry::parse(path).is_some(),
+                "a secret at AWS is named by its name or ARN, and a field of its JSON",
+                "secret = \"aws-secrets-manager:agents/github#token\", with a version as \
+                 \"aws-secrets-manager:agents/github?stage=AWSPREVIOUS#token\"",
+            ),
+            "aws-role" => (
+                Backend::AwsRole,
+                is_secret_name(path),
+                "a role is named as in [aws.roles.NAME] of proxyd.toml",
+                "secret = \"aws-role:NAME\"",
+            ),
             _ => {
-                let known = BACKENDS_LATER.contains(&backend);
-                let message = match known {
-                    true => format!("backend \"{backend}\" is not supported by this version"),
-                    false => "unknown backend of secrets".to_owned(),
-                };
-                return Err((message, "supported: local, file, exec, openbao".to_owned()));
+                let message = "unknown backend of secrets".to_owned();
+                return Err((message, format!("supported: {BACKENDS}")));
             }
         };
         match sound {
@@ -138,8 +152,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Backends that the format reserves and this version does not have yet.
-const BACKENDS_LATER: &[&str] = &["aws-secrets-manager"];
+const BACKENDS: &str = "local, file, exec, openbao, aws-secrets-manager, aws-role";
 
 /// A secret's name in the embedded vault, or a command's.
 pub fn is_secret_name(path: &str) -> bool {
@@ -273,6 +286,8 @@ impl fmt::Display for SecretRef {
             Backend::File => write!(f, "file:{}", self.path),
             Backend::Exec => write!(f, "exec:{}", self.path),
             Backend::OpenBao => write!(f, "openbao:{}", self.path),
+            Backend::AwsSecrets => write!(f, "aws-secrets-manager:{}", self.path),
+            Backend::AwsRole => write!(f, "aws-role:{}", self.path),
         }
     }
 }

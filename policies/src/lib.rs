@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod aws;
 pub mod credential;
 pub mod denial;
 pub mod diagnostic;
@@ -35,6 +36,7 @@ mod shipped;
 mod uses;
 
 pub use address::AddressRange;
+pub use aws::{AwsEntry, AwsVersion};
 pub use credential::{
     Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef,
     When, is_secret_name,

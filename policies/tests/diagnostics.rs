@@ -178,11 +178,10 @@ fn every_mistake_is_shown_where_it_stands() {
 /// One mistake each in the credential of an otherwise good file.
 const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ("secret = \"local:c\"", "secret = \"SECRET-CANARY\"", "\"backend:path\""),
-    (
-        "secret = \"local:c\"",
-        "secret = \"aws-secrets-manager:c\"",
-        "\"aws-secrets-manager\" is not supported by this version",
-    ),
+    ("secret = \"local:c\"", "secret = \"aws-secrets-manager:a b\"", "by its name or ARN"),
+    ("secret = \"local:c\"", "secret = \"aws-secrets-manager:a?x=y\"", "by its name or ARN"),
+    ("secret = \"local:c\"", "secret = \"aws-role:arn:aws:x\"", "[aws.roles.NAME]"),
+    ("secret = \"local:c\"", "secret = \"aws-role:deploy\"", "sign requests and stand in none"),
     ("secret = \"local:c\"", "secret = \"vault:kv/c\"", "mount, path and field"),
     ("secret = \"local:c\"", "secret = \"openbao:c#f\"", "mount, path and field"),
     ("secret = \"local:c\"", "secret = \"openbao:kv/../c#f\"", "mount, path and field"),

@@ -138,6 +138,11 @@ fn credential(
         let message = "a refresh token lies in the embedded vault only";
         reader.error_hint(&section.span_of("secret"), message, "secret = \"local:NAME\"");
     }
+    if secret.backend == Backend::AwsRole && !matches!(inject, Inject::AwsSigV4 { .. }) {
+        let message = "the keys of a role sign requests and stand in none";
+        let hint = "inject = { aws-sigv4 = { ... } }";
+        reader.error_hint(&section.span_of("secret"), message, hint);
+    }
     let name = name.to_owned();
     let environment = None;
     Some(Credential {

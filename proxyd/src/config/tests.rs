@@ -286,63 +286,65 @@ fn mistakes_name_the_key_and_repeat_no_password() {
     }
 }
 
+/// Every key that the file can have.
+const KEYS: &[&str] = &[
+    "runtime-dir",
+    "state-dir",
+    "policies-dir",
+    "log",
+    "trusted-uids",
+    "trusted-users",
+    "key",
+    "former-key",
+    "secret-directories",
+    "command",
+    "format",
+    "timeout",
+    "refresh",
+    "stale",
+    "input",
+    "environment",
+    "read",
+    "write",
+    "namespace",
+    "mounts",
+    "login",
+    "method",
+    "mount",
+    "role",
+    "secret",
+    "region",
+    "secrets-url",
+    "sts-url",
+    "session-name",
+    "external-id",
+    "session-policy",
+    "session-policy-arns",
+    "duration",
+    "keys",
+    "web-identity",
+    "idle-timeout",
+    "tunnel-idle-timeout",
+    "lease-addresses",
+    "trust-store",
+    "dial",
+    "ca",
+    "client-certificate",
+    "client-key",
+    "proxy",
+    "connect-timeout",
+    "protocols",
+    "connections-max",
+    "url",
+    "resolve",
+    "user",
+    "password",
+    "no-proxy",
+];
+
 #[test]
 fn every_key_is_in_the_manual_and_tried_above() {
     let manual = include_str!("../../../systemd/man/proxyd.8.md");
-    let keys = [
-        "runtime-dir",
-        "state-dir",
-        "policies-dir",
-        "log",
-        "trusted-uids",
-        "trusted-users",
-        "key",
-        "former-key",
-        "secret-directories",
-        "command",
-        "format",
-        "timeout",
-        "refresh",
-        "stale",
-        "input",
-        "environment",
-        "read",
-        "write",
-        "namespace",
-        "mounts",
-        "login",
-        "method",
-        "mount",
-        "role",
-        "secret",
-        "region",
-        "secrets-url",
-        "sts-url",
-        "session-name",
-        "external-id",
-        "session-policy",
-        "session-policy-arns",
-        "duration",
-        "keys",
-        "web-identity",
-        "idle-timeout",
-        "tunnel-idle-timeout",
-        "lease-addresses",
-        "trust-store",
-        "dial",
-        "ca",
-        "client-certificate",
-        "client-key",
-        "proxy",
-        "connect-timeout",
-        "protocols",
-        "connections-max",
-        "url",
-        "resolve",
-        "user",
-        "password",
-        "no-proxy",
-    ];
     // The error for a key that is none lists all that are: none may be missing above.
     let top = load("no-such-key = 1\n").unwrap_err().to_string();
     let row = load("[upstreams.\"a.test\"]\nno-such-key = 1\n").unwrap_err().to_string();
@@ -369,13 +371,13 @@ fn every_key_is_in_the_manual_and_tried_above() {
         "roles",
     ];
     for word in words.filter(|word| !tables.contains(word)) {
-        assert!(keys.contains(&word), "{word} is not in this list");
+        assert!(KEYS.contains(&word), "{word} is not in this list");
     }
 
-    for key in keys {
+    for key in KEYS {
         assert!(manual.contains(&format!("**{key}**")), "{key} is not in proxyd(8)");
         let mut words = WHOLE.split_ascii_whitespace();
-        assert!(words.any(|word| word == key), "{key} has no effect above");
+        assert!(words.any(|word| word == *key), "{key} has no effect above");
     }
 }
 

@@ -406,7 +406,11 @@ impl Child {
                 self.mints.forget(&name);
                 done(Reply::Secrets { secrets: vec![info] })
             }
-            Request::List => done(Reply::Secrets { secrets: self.listed()? }),
+            Request::List => {
+                let mut secrets = self.listed()?;
+                secrets.extend(self.mints.refused());
+                done(Reply::Secrets { secrets })
+            }
             Request::Remove { name } => {
                 self.store.remove(&name)?;
                 self.mints.forget(&name);

@@ -9,6 +9,7 @@
 //! with the vault child, which may outlive proxyd ([`super::ending`]).
 
 mod exchange;
+mod metadata;
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use policies::Scheme;
+use policies::{Host, Scheme};
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -28,7 +29,7 @@ use zeroize::Zeroizing;
 
 use super::FETCH_SECONDS;
 use super::secret::Secret;
-use super::wire::{self, Exchange, Fetch, Fetched};
+use super::wire::{self, Exchange, Fetch, Fetched, Instance};
 use crate::config::{Arguments, Config};
 use crate::head::{Fields, RequestHead, ResponseHead};
 use crate::relay::body::Piece;
@@ -98,8 +99,8 @@ async fn serve(socket: UnixStream, config: Config, outbound: Outbound) {
         tokio::spawn(async move {
             let patience = Duration::from_secs(FETCH_SECONDS);
             let fetching = async {
-                let outbound = current(&place).await;
-                fetch(&outbound, &body).await
+                let (outbound, plain) = current(&place).await;
+                fetch(&outbound, plain.as_deref(), &body).await
             };
             let fetched = match timeout(patience, fetching).await {
                 Ok(fetched) => fetched,
@@ -116,8 +117,9 @@ async fn serve(socket: UnixStream, config: Config, outbound: Outbound) {
     }
 }
 
-/// The way out as the files say it now; the former one where they are wrong.
-async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> Arc<Outbound> {
+/// The way out as the files say it now, and what is asked without TLS; the former ones where they
+/// are wrong.
+async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> (Arc<Outbound>, Option<String>) {
     let mut place = place.lock().await;
     let again = place.0.again().ok().and_then(|config| {
         let next = Outbound::again(&place.1, &config.way_out).ok()?;
@@ -126,7 +128,9 @@ async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> Arc<Outbound> {
     if let Some(again) = again {
         *place = again;
     }
-    Arc::clone(&place.1)
+    let aws = place.0.backends.aws.as_ref();
+    let plain = aws.and_then(|aws| aws.plain_url()).map(str::to_owned);
+    (Arc::clone(&place.1), plain)
 }
 
 /// What the vault asks.
@@ -135,11 +139,20 @@ async fn current(place: &Mutex<(Config, Arc<Outbound>)>) -> Arc<Outbound> {
 enum Question {
     Fetch(Fetch),
     Exchange(Exchange),
+    Instance(Instance),
 }
 
-async fn fetch(outbound: &Outbound, question: &[u8]) -> Result<(u16, Secret), String> {
+async fn fetch(
+    outbound: &Outbound,
+    plain: Option<&str>,
+    question: &[u8],
+) -> Result<(u16, Secret), String> {
     let (asked, mut parts) = wire::decode(question).map_err(|error| error.to_string())?;
     match asked {
+        Question::Instance(asked) => metadata::instance(&asked, plain).await,
+        Question::Fetch(asked) if Some(&asked.url[..]) == plain => {
+            metadata::agent(&asked, parts).await
+        }
         Question::Fetch(asked) => {
             let (head, body) = ask(outbound, &asked, parts).await?;
             Ok((head.status, body))
@@ -172,9 +185,8 @@ async fn ask(
     let stream = outbound.connect(&host, port).await.map_err(|error| error.to_string())?;
     let mut headers = Fields::new();
     let field = |text: &str| Bytes::copy_from_slice(text.as_bytes());
-    let named = host.authority(port);
-    let named = named.strip_suffix(":443").unwrap_or(&named);
-    headers.append("Host", field(named));
+    let named = host_field(&host, port);
+    headers.append("Host", field(&named));
     headers.append("User-Agent", field(concat!("cleanhands/", env!("CARGO_PKG_VERSION"))));
     for (name, value) in &asked.headers {
         headers.append(name, field(value));
@@ -191,13 +203,19 @@ async fn ask(
         method: field(&asked.method),
         target: field(&path),
         scheme,
-        authority: named.to_owned(),
+        authority: named,
         headers,
     };
     let body = with_body.then_some(body);
     talk(Connection::new(stream), &head, body)
         .await
         .map_err(|reason| format!("the server {host} gave no sound answer: {reason}"))
+}
+
+/// How a server is named in a request to it.
+pub fn host_field(host: &Host, port: u16) -> String {
+    let named = host.authority(port);
+    named.strip_suffix(":443").map(str::to_owned).unwrap_or(named)
 }
 
 async fn talk(

@@ -9,14 +9,16 @@
 
 mod flight;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use ipc::vault::SecretInfo;
 use policies::{Backend, Grant, GrantKind, SecretRef};
 
 use super::VaultError;
 use super::child::{Answer, Child, now};
 use super::secret::Secret;
+use super::store::rfc3339;
 use super::wire::Form;
 use flight::Flight;
 pub(super) use flight::seconds;
@@ -24,6 +26,8 @@ pub(super) use flight::seconds;
 /// A token is replaced this long before its end, or a tenth of its life where that is longer, but
 /// never before half of its life is over.
 const AHEAD: Duration = Duration::from_secs(60);
+/// The same for keys of AWS, which its own clients replace so early.
+const SESSION_AHEAD: Duration = Duration::from_secs(300);
 /// For clocks and networks: the last moments of a token are not used.
 const SLACK: Duration = Duration::from_secs(5);
 /// After a failure nobody is asked again for this long.
@@ -50,6 +54,8 @@ pub(super) enum Key {
     Token(SecretRef, Grant),
     /// The vault's own token at the OpenBao server.
     Login,
+    /// The vault's own keys at AWS.
+    AwsLogin,
 }
 
 impl Key {
@@ -68,6 +74,25 @@ impl Key {
         matches!(self, Self::Token(_, Grant { kind: GrantKind::Registry { .. }, .. }))
     }
 
+    /// As a list of secrets names what is not the store's.
+    fn listed(&self) -> String {
+        match self {
+            Self::Value(secret) | Self::Token(secret, _) => secret.to_string(),
+            Self::Login => "[openbao] login".to_owned(),
+            Self::AwsLogin => "[aws] login".to_owned(),
+        }
+    }
+
+    fn is_of_aws(&self) -> bool {
+        match self {
+            Self::AwsLogin => true,
+            Self::Value(secret) => {
+                matches!(secret.backend, Backend::AwsSecrets | Backend::AwsRole)
+            }
+            Self::Token(..) | Self::Login => false,
+        }
+    }
+
     /// The secret, as messages name it.
     fn secret(&self) -> String {
         match self {
@@ -76,6 +101,7 @@ impl Key {
             }
             Self::Value(secret) | Self::Token(secret, _) => format!("secret \"{secret}\""),
             Self::Login => "the login at the OpenBao server".to_owned(),
+            Self::AwsLogin => "the login at AWS".to_owned(),
         }
     }
 }
@@ -100,6 +126,8 @@ impl Waiter {
 pub(super) enum Life {
     /// Its end was said.
     Until(Duration),
+    /// The same, for keys that sign.
+    Session(Duration),
     /// It is asked for again after the first, and serves for the second on top while there is no
     /// answer.
     Fresh(Duration, Duration),
@@ -127,6 +155,8 @@ pub(super) struct Mints {
     flights: HashMap<u32, Flight>,
     /// Until when nobody is asked, and why.
     paused: HashMap<Key, (Instant, String)>,
+    /// What is refused for good by somebody who keeps it, since when and why.
+    refusals: BTreeMap<String, (i64, String)>,
     numbers: u32,
     serials: u64,
     /// Whether the kept login can be renewed, and the life that it had at first.
@@ -146,6 +176,36 @@ impl Mints {
     pub fn forget(&mut self, secret: &str) {
         self.kept.retain(|key, _| key.stored().is_none_or(|(name, _)| name != secret));
         self.paused.retain(|key, _| key.stored().is_some_and(|(name, _)| name != secret));
+        self.refusals.clear();
+    }
+
+    /// Notes that whoever keeps it refuses it for good.
+    fn refuse(&mut self, key: &Key, reason: &str) {
+        self.kept.remove(key);
+        self.pause(key, PAUSE_REFUSED, reason);
+        let since = (now(), reason.to_owned());
+        self.refusals.entry(key.listed()).or_insert(since).1 = reason.to_owned();
+    }
+
+    /// Why it is not asked for now, if that is so.
+    fn waits(&self, key: &Key) -> Option<VaultError> {
+        let (until, reason) = self.paused.get(key)?;
+        let refused = key.is_of_aws() && self.refusals.contains_key(&key.listed());
+        (Instant::now() < *until).then(|| match refused {
+            true => flight::needs_login(key, reason),
+            false => VaultError::Unavailable(reason.clone()),
+        })
+    }
+
+    /// What is refused, as a list of secrets shows it beside those of the store.
+    pub fn refused(&self) -> impl Iterator<Item = SecretInfo> {
+        self.refusals.iter().map(|(name, (since, _))| SecretInfo {
+            name: name.clone(),
+            version: 0,
+            created_at: rfc3339(*since),
+            last_used_at: None,
+            state: "needs_login".to_owned(),
+        })
     }
 
     /// Whether an answer is under way that may bring another refresh token: the server takes the
@@ -194,13 +254,8 @@ impl Mints {
             other => other.map(|kept| kept.value),
         };
         let (ahead, due, end) = match life {
-            Life::Until(life) => {
-                let ahead = AHEAD.max(life / 10).min(life / 2);
-                // Daemons that began together need not all ask in the same second.
-                let jitter = ahead / 5 * random_percent() / 100;
-                let end = life - SLACK.min(life / 10);
-                ((life - ahead).saturating_sub(jitter), end, end)
-            }
+            Life::Until(life) => until(life, AHEAD),
+            Life::Session(life) => until(life, SESSION_AHEAD),
             Life::Fresh(refresh, stale) => {
                 (refresh * (75 + random_percent() / 10) / 100, refresh, refresh + stale)
             }
@@ -209,6 +264,7 @@ impl Mints {
         let [ahead, due, end] = [ahead, due, end].map(|time| got + time.min(YEAR));
         let kept = Kept { value, before, serial, forced, refused: false, got, ahead, due, end };
         self.paused.remove(&key);
+        self.refusals.remove(&key.listed());
         if key.is_for_registry() && !self.kept.contains_key(&key) {
             self.make_room();
         }
@@ -241,6 +297,15 @@ impl Mints {
     }
 }
 
+/// From when on another one is fetched, and waited for, and the end.
+fn until(life: Duration, ahead: Duration) -> (Duration, Duration, Duration) {
+    let ahead = ahead.max(life / 10).min(life / 2);
+    // Daemons that began together need not all ask in the same second.
+    let jitter = ahead / 5 * random_percent() / 100;
+    let end = life - SLACK.min(life / 10);
+    ((life - ahead).saturating_sub(jitter), end, end)
+}
+
 fn random_percent() -> u32 {
     let mut byte = [0];
     // Without randomness there is no jitter.
@@ -266,6 +331,10 @@ impl Child {
             }
             Look::Fetch => match self.fly(&key, Some(&waiter), refused.is_some()) {
                 Ok(()) => return None,
+                // Whoever it hangs on has failed just now: what is kept serves on for its while.
+                Err(VaultError::Unavailable(_)) if refused.is_none() && self.mints.serves(&key) => {
+                    Ok(())
+                }
                 // One that was refused is no good, whatever else is not to be had.
                 Err(error) => Err(error),
             },

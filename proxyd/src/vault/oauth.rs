@@ -370,6 +370,7 @@ mod tests {
             }
             Meaning::Had { .. } => "another life".to_owned(),
             Meaning::Refused(why) => format!("refused: {why}"),
+            Meaning::Unknown(why) => format!("unknown: {why}"),
             Meaning::Later(why) => format!("later: {why}"),
         };
         for (status, body, meaning) in [

@@ -282,6 +282,7 @@ mod tests {
                 format!("{} {life:?}", String::from_utf8_lossy(value.expose_secret()))
             }
             Meaning::Refused(_) => "refused".to_owned(),
+            Meaning::Unknown(_) => "unknown".to_owned(),
             Meaning::Later(_) => "later".to_owned(),
         };
         for (status, body, expected) in [

@@ -2,16 +2,18 @@
 //!
 //! Pure: the clock comes in, a worker does the talking. No reason quotes an answer.
 
+mod aws;
+mod aws_answer;
 mod command;
 mod openbao;
 
-use policies::{Backend, Entry, SecretRef};
+use policies::{AwsEntry, Backend, Entry, SecretRef};
 
 use super::VaultError;
 use super::mint::Life;
 use super::secret::Secret;
-use super::wire::{Exchange, Fetch, Run};
-use crate::config::{Backends, OpenBao};
+use super::wire::{Exchange, Fetch, Instance, Run};
+use crate::config::{AwsLogin, Backends, OpenBao};
 
 /// One question to a worker; the parts are what its message says.
 pub(super) struct Ask {
@@ -22,6 +24,7 @@ pub(super) struct Ask {
 pub(super) enum Errand {
     Fetch(Fetch),
     Exchange(Exchange),
+    Instance(Instance),
     Run(Run),
 }
 
@@ -35,6 +38,8 @@ pub(super) enum Meaning {
     },
     /// Whoever keeps it will not change its mind.
     Refused(String),
+    /// What it was asked with counts no more there.
+    Unknown(String),
     /// It may be had later.
     Later(String),
 }
@@ -45,6 +50,8 @@ pub(super) enum Shown<'a> {
     Secret(&'a SecretRef),
     /// The vault's own token of the server's.
     Login,
+    /// The vault's own keys at AWS.
+    AwsLogin,
 }
 
 impl<'a> From<Option<&'a SecretRef>> for Shown<'a> {
@@ -63,12 +70,14 @@ impl Remote {
         match secret.backend {
             Backend::Exec => Ok(self.command(secret)?.input.as_ref().into()),
             Backend::OpenBao => Ok(Shown::Login),
+            Backend::AwsSecrets => self.aws_keys(),
+            Backend::AwsRole => self.aws_role_input(secret),
             Backend::Local | Backend::File => Err(asked_wrongly()),
         }
     }
 
     /// The question for the value of a secret.
-    pub fn ask(&self, secret: &SecretRef, shown: &Secret) -> Result<Ask, VaultError> {
+    pub fn ask(&self, secret: &SecretRef, shown: &Secret, now: u64) -> Result<Ask, VaultError> {
         match secret.backend {
             Backend::Exec => {
                 let run = Run { command: secret.path.clone() };
@@ -76,6 +85,8 @@ impl Remote {
                 Ok(Ask { errand: Errand::Run(run), parts: vec![shown] })
             }
             Backend::OpenBao => Ok(openbao::read(self.server()?, &entry(secret)?, shown)),
+            Backend::AwsSecrets => self.ask_aws_secret(secret, shown, now),
+            Backend::AwsRole => self.ask_aws_role(secret, shown, now),
             Backend::Local | Backend::File => Err(asked_wrongly()),
         }
     }
@@ -124,7 +135,22 @@ impl Remote {
                 (Ok(server), Ok(entry)) => openbao::value(server, &entry, status, body),
                 (Err(error), _) | (_, Err(error)) => Meaning::Later(error.to_string()),
             },
+            Backend::AwsSecrets => match (self.aws(), AwsEntry::parse(&secret.path)) {
+                (Ok(aws), Some(entry)) => aws_answer::secret(&entry, aws.freshness, status, body),
+                (Err(error), _) => Meaning::Later(error.to_string()),
+                (_, None) => Meaning::Later(asked_wrongly().to_string()),
+            },
+            Backend::AwsRole => aws_answer::assumed(status, body, now),
             Backend::Local | Backend::File => Meaning::Later(asked_wrongly().to_string()),
+        }
+    }
+
+    /// What the answer to the question for the vault's own keys at AWS means.
+    pub fn read_aws_login(&self, status: u16, body: &[u8], now: u64) -> Meaning {
+        let login = self.0.aws.as_ref().and_then(|aws| aws.login.as_ref());
+        match login {
+            Some(AwsLogin::WebIdentity { .. }) => aws_answer::assumed(status, body, now),
+            _ => aws_answer::host_keys(status, body, now),
         }
     }
 

@@ -138,6 +138,16 @@ pub struct Exchange {
     pub scope: Option<String>,
 }
 
+/// What the network's worker is asked: the keys of this host's own role, of the metadata service of
+/// an instance.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instance {
+    pub url: String,
+    /// Of the roles that it lists the first, where none is named.
+    pub role: Option<String>,
+}
+
 /// What the commands' worker is asked. Part: what the command reads.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

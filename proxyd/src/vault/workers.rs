@@ -96,6 +96,7 @@ impl Workers {
             Errand::Exchange(exchange) => {
                 (Which::Network, wire::encode(number, exchange, &ask.parts))
             }
+            Errand::Instance(asked) => (Which::Network, wire::encode(number, asked, &ask.parts)),
             Errand::Run(run) => (Which::Commands, wire::encode(number, run, &ask.parts)),
         };
         let worker = self.of_mut(which).ok_or_else(|| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use policies::SecretRef;
 
-use super::{Key, Life, Look, PAUSE, PAUSE_REFUSED, Waiter, print};
+use super::{Key, Life, Look, PAUSE, Waiter, print};
 use crate::vault::child::{Answer, Child, now};
 use crate::vault::remote::{self, Meaning, Shown};
 use crate::vault::secret::Secret;
@@ -61,10 +61,8 @@ impl Child {
             flight.waiters.extend(waiter.cloned());
             return Ok(());
         }
-        if let Some((until, reason)) = self.mints.paused.get(key)
-            && Instant::now() < *until
-        {
-            return Err(VaultError::Unavailable(reason.clone()));
+        if let Some(error) = self.mints.waits(key) {
+            return Err(error);
         }
         if let Some((secret, _)) = key.stored()
             && let Some(reason) = self.store.login_needed(secret)?
@@ -122,10 +120,12 @@ impl Child {
             Key::Token(secret, _) => Shown::Secret(secret),
             Key::Value(secret) => self.backends.input(secret)?,
             Key::Login => self.backends.login_input()?,
+            Key::AwsLogin => self.backends.aws_login_input()?,
         };
         match shown {
             Shown::Nothing => Ok(Input::Has { version: None, value: Secret::new(Vec::new()) }),
             Shown::Login => self.had(Key::Login),
+            Shown::AwsLogin => self.had(Key::AwsLogin),
             Shown::Secret(secret) => {
                 let secret = secret.clone();
                 self.value_of(&secret)
@@ -252,7 +252,14 @@ impl Child {
                 self.meaning(flight, status, body)
             }
         };
-        if matches!(meaning, Meaning::Refused(_)) && self.login_is_to_blame(flight) {
+        let login = match &meaning {
+            Meaning::Refused(_) => Some(Key::Login),
+            Meaning::Unknown(_) => Some(Key::AwsLogin),
+            Meaning::Had { .. } | Meaning::Later(_) => None,
+        };
+        if let Some(login) = login
+            && self.is_to_blame(&login, flight)
+        {
             return Ok(Landed::Again);
         }
         match meaning {
@@ -264,16 +271,16 @@ impl Child {
                 self.mints.keep(key.clone(), value, life, flight.begun, flight.forced);
                 Ok(Landed::Kept)
             }
-            Meaning::Refused(reason) => {
+            Meaning::Refused(reason) | Meaning::Unknown(reason) => {
                 let Some((secret, _)) = stored else {
                     // It was withdrawn: what was had before counts no more.
-                    self.mints.kept.remove(key);
-                    self.mints.pause(key, PAUSE_REFUSED, &reason);
+                    self.mints.refuse(key, &reason);
                     ipc::say::line(format_args!(
                         "proxyd vault: {} is refused: {reason}",
                         key.secret()
                     ));
-                    return Err(VaultError::Unavailable(reason));
+                    let error = self.mints.waits(key);
+                    return Err(error.unwrap_or(VaultError::Unavailable(reason)));
                 };
                 let version = flight.version.unwrap_or_default();
                 self.store.need_login(&secret, version, &reason)?;
@@ -291,17 +298,20 @@ impl Child {
     }
 
     /// Whether another login may make the difference: the kept one is given up then.
-    fn login_is_to_blame(&mut self, flight: &Flight) -> bool {
-        let asked_with_login = match &flight.key {
-            Key::Login => flight.renewal,
-            Key::Value(secret) => matches!(self.backends.input(secret), Ok(Shown::Login)),
-            Key::Token(..) => false,
+    fn is_to_blame(&mut self, login: &Key, flight: &Flight) -> bool {
+        let shown = match &flight.key {
+            Key::Value(secret) => self.backends.input(secret).ok(),
+            Key::Login | Key::AwsLogin | Key::Token(..) => None,
         };
-        let to_blame = asked_with_login && !flight.again;
+        let asked_with = match shown {
+            Some(Shown::Login) => *login == Key::Login,
+            Some(Shown::AwsLogin) => *login == Key::AwsLogin,
+            _ => flight.key == Key::Login && flight.renewal,
+        };
+        let to_blame = asked_with && !flight.again;
         // One that came after this question was asked has not been tried yet.
-        if to_blame && self.mints.kept.get(&Key::Login).is_some_and(|kept| kept.got < flight.begun)
-        {
-            self.mints.kept.remove(&Key::Login);
+        if to_blame && self.mints.kept.get(login).is_some_and(|kept| kept.got < flight.begun) {
+            self.mints.kept.remove(login);
         }
         to_blame
     }
@@ -321,7 +331,7 @@ impl Child {
             self.store.put(secret, &rotated, now())?;
         }
         let seconds = match life {
-            Life::Until(life) | Life::Fresh(life, _) => life.as_secs(),
+            Life::Until(life) | Life::Session(life) | Life::Fresh(life, _) => life.as_secs(),
         };
         if matches!(grant.kind, policies::GrantKind::Registry { .. }) {
             return Ok(());
@@ -339,7 +349,8 @@ impl Child {
     ) -> Result<remote::Ask, VaultError> {
         let now = (self.clock)();
         match key {
-            Key::Value(secret) => self.backends.ask(secret, value),
+            Key::Value(secret) => self.backends.ask(secret, value, now),
+            Key::AwsLogin => self.backends.ask_aws_login(value),
             Key::Login => {
                 let kept = self.mints.kept.get(key).filter(|_| renewal);
                 self.backends.login(value, kept.map(|kept| &kept.value))
@@ -359,6 +370,7 @@ impl Child {
             Key::Value(secret) => self.backends.read(secret, status, body, now),
             Key::Token(..) if flight.key.is_for_registry() => registry::read(status, body),
             Key::Token(..) => crate::vault::oauth::read(status, body, now),
+            Key::AwsLogin => self.backends.read_aws_login(status, body, now),
             Key::Login => {
                 let shown = match self.input(&Key::Login) {
                     Ok(Input::Has { value, .. }) => value,
@@ -377,7 +389,7 @@ impl Child {
     }
 }
 
-fn needs_login(key: &Key, reason: &str) -> VaultError {
+pub(super) fn needs_login(key: &Key, reason: &str) -> VaultError {
     VaultError::NeedsLogin(format!("{} gives no tokens any more: {reason}", key.secret()))
 }
 

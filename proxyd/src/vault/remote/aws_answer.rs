@@ -152,7 +152,7 @@ fn session(parts: [&str; 3], end: jiff::Timestamp, now: u64) -> Meaning {
     // Separates them in the value.
     let sound = parts.iter().all(|part| !part.is_empty() && !part.contains(':'));
     let [id, secret, token] = parts.map(str::as_bytes);
-    let value = checked(&Secret::concat(&[id, b":", secret, b":", token]).expose_secret()[..]);
+    let value = checked(Secret::concat(&[id, b":", secret, b":", token]).expose_secret());
     let value = value.ok().filter(|value| sound && parse(value).is_ok());
     let Some(value) = value else {
         return Meaning::Later("the keys of the answer are none".to_owned());

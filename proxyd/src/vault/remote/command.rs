@@ -113,7 +113,7 @@ mod tests {
             Meaning::Had { value, life, .. } => {
                 format!("{} {life:?}", String::from_utf8_lossy(value.expose_secret()))
             }
-            Meaning::Refused(why) | Meaning::Later(why) => why,
+            Meaning::Refused(why) | Meaning::Unknown(why) | Meaning::Later(why) => why,
         }
     }
 

@@ -213,6 +213,7 @@ mod tests {
                 format!("{} {life:?}", String::from_utf8_lossy(value.expose_secret()))
             }
             Meaning::Refused(why) => format!("refused: {why}"),
+            Meaning::Unknown(why) => format!("unknown: {why}"),
             Meaning::Later(why) => format!("later: {why}"),
         };
         let entry = Entry::parse("kv/a#token").unwrap();
