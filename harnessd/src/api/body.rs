@@ -2,10 +2,11 @@
 //!
 //! Clients send POSTs of length zero with `Content-Type: application/json`; they read as `{}`.
 //! What is made of a text can be twenty times as long, so its values are counted as it comes, and
-//! bodies under way are bounded together: long ones go one behind the other, in a way of their own
-//! that one who dawdles cannot block for others' short ones.
+//! bodies under way are bounded together. An owner's long ones go one behind the other, so that
+//! one who dawdles holds up his own; short ones have room of their own.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -16,14 +17,15 @@ use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ApiState;
+use super::edge::Owner;
 use super::error::ApiError;
 
 /// The documented limit for agents, environments, sessions and events.
 pub const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// A longer body waits for room before it is read on.
 const SHORT_BYTES_MAX: usize = 64 * 1024;
-/// Long bodies that are under way at once.
-const LONG_AT_ONCE: usize = 2;
+/// Long bodies that are under way at once, of as many owners.
+const LONG_AT_ONCE: usize = 3;
 /// How long a long one may take to come.
 const LONG_TIME_MAX: Duration = Duration::from_secs(60);
 /// About twice what a step of an import, the fullest of honest requests, can have.
@@ -39,6 +41,8 @@ pub struct JsonBody(pub Value);
 /// Room for the bodies that are under way.
 pub struct Bodies {
     long: Arc<Semaphore>,
+    /// The turns of owners who have long ones under way.
+    turns: Mutex<HashMap<String, Weak<Semaphore>>>,
     /// In KiB.
     short: Arc<Semaphore>,
 }
@@ -46,21 +50,40 @@ pub struct Bodies {
 impl Default for Bodies {
     fn default() -> Self {
         let [long, short] = [LONG_AT_ONCE, SHORT_ROOM].map(|room| Arc::new(Semaphore::new(room)));
-        Self { long, short }
+        Self { long, turns: Mutex::default(), short }
+    }
+}
+
+impl Bodies {
+    /// Waits until this owner has no other long body under way, and few others have.
+    async fn long_of(&self, owner: &str) -> Result<Vec<OwnedSemaphorePermit>, ApiError> {
+        let turn = self.turn(owner);
+        Ok(vec![permit(&turn, 1).await?, permit(&self.long, 1).await?])
+    }
+
+    fn turn(&self, owner: &str) -> Arc<Semaphore> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        if let Some(turn) = turns.get(owner).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Arc::new(Semaphore::new(1));
+        turns.insert(owner.to_owned(), Arc::downgrade(&turn));
+        turn
     }
 }
 
 /// What a request's body holds of that room.
 #[derive(Clone, Default)]
-pub struct Room(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+pub struct Room(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
 
 impl Room {
-    fn keep(&self, permit: OwnedSemaphorePermit) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(permit);
+    fn keep(&self, permits: Vec<OwnedSemaphorePermit>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(permits);
     }
 
     pub fn leave(&self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
@@ -69,21 +92,23 @@ impl FromRequest<ApiState> for JsonBody {
 
     async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
         let room = request.extensions().get::<Room>().cloned().unwrap_or_default();
+        let owner = request.extensions().get::<Owner>().cloned();
         let mut coming = Coming::of(request.into_body());
         if !coming.read_to(SHORT_BYTES_MAX).await? {
-            let permit = permit(&state.bodies.long, 1).await?;
+            let owner = owner.map(|Owner(name)| name).unwrap_or_default();
+            let permits = state.bodies.long_of(&owner).await?;
             let whole = tokio::time::timeout(LONG_TIME_MAX, coming.read_to(BODY_BYTES_MAX)).await;
             if !whole.map_err(|_| ApiError::too_slow(LONG_TIME_MAX))?? {
                 return Err(ApiError::too_large(BODY_BYTES_MAX));
             }
-            // The permit goes along: the work goes on when the client has gone.
-            let parsing = tokio::task::spawn_blocking(move || (parse(&coming.bytes), permit));
-            let (value, permit) = parsing.await.map_err(|error| ApiError::internal(&error))?;
-            room.keep(permit);
+            // The permits go along: the work goes on when the client has gone.
+            let parsing = tokio::task::spawn_blocking(move || (parse(&coming.bytes), permits));
+            let (value, permits) = parsing.await.map_err(|error| ApiError::internal(&error))?;
+            room.keep(permits);
             return value;
         }
         let cost = (coming.bytes.len() + coming.values.count * VALUE_BYTES) / 1024 + 1;
-        room.keep(permit(&state.bodies.short, cost).await?);
+        room.keep(vec![permit(&state.bodies.short, cost).await?]);
         parse(&coming.bytes)
     }
 }
@@ -166,6 +191,22 @@ mod tests {
         let mut values = Values::default();
         pieces.iter().for_each(|piece| values.see(piece.as_bytes()));
         values.count
+    }
+
+    #[tokio::test]
+    async fn a_long_body_holds_up_those_of_its_owner_and_no_others() {
+        let bodies = Bodies::default();
+        let first = bodies.long_of("one").await.unwrap();
+
+        let mut second = std::pin::pin!(bodies.long_of("one"));
+        let waits = futures_util::poll!(second.as_mut()).is_pending();
+        let others = bodies.long_of("two").await.unwrap();
+        drop(first);
+
+        assert!(waits, "two long bodies of one owner at once");
+        second.await.unwrap();
+        drop(others);
+        assert_eq!(bodies.long.available_permits(), LONG_AT_ONCE);
     }
 
     #[test]
