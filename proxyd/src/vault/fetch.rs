@@ -5,8 +5,8 @@
 //! sees what it carries (a refresh token, a client's secret, a new token) and nothing else: it has
 //! no way to the store, asks the vault nothing, and keeps nothing. It starts no program, takes no
 //! connection, and reads only what the way out needs: trust, names, proxyd's own configuration.
-//! Questions run beside each other; each reads the configuration again, since there are few. It ends
-//! with the vault child, which may outlive proxyd ([`super::ending`]).
+//! Questions run beside each other; each reads the configuration again, since there are few. The
+//! worker ends with the vault child, which may outlive proxyd ([`super::ending`]).
 
 mod exchange;
 mod metadata;
