@@ -2,6 +2,7 @@
 //! else, and what comes back is bounded and readable.
 #![allow(clippy::unwrap_used)]
 
+use cleanhands_tests::api::{Api, tool_results};
 use cleanhands_tests::installation::{Installation, Setup};
 use cleanhands_tests::origin::{Origin, Request, ok};
 use ipc::id::{CallId, SessionId};
@@ -57,7 +58,11 @@ async fn started() -> (Installation, Origin) {
 
 async fn started_with(policy: &str) -> (Installation, Origin) {
     let origin = Origin::start(&["docs.example"], page).await;
-    let setup = origin.behind("docs.example", Setup::default().policy("dev", policy));
+    let tool = |url: &str| json!({ "name": "web_fetch", "input": { "url": url } });
+    let tools = json!([tool("https://docs.example/page"), tool("https://other.example/")]);
+    let turns = json!([{ "text": "I look.", "tools": tools }, { "text": "I have looked." }]);
+    let setup = Setup::default().policy("dev", policy).script(turns);
+    let setup = origin.behind("docs.example", setup);
     let installation = tokio::task::block_in_place(|| Installation::start(&setup));
     installation.store_secret("docs", TOKEN).await;
     (installation, origin)
@@ -105,6 +110,24 @@ async fn an_allowed_page_comes_as_text_with_the_credential_put_in_on_the_way() {
     let audit = installation.audit().await;
     let mine = audit.iter().filter(|record| record.calls.contains(&page.call));
     assert!(mine.count() >= 1, "{audit:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_with_the_bare_tool_set_fetches_what_its_environment_allows() {
+    let (installation, origin) = started().await;
+    let api = Api::new(&installation.layout.harnessd());
+    let session = api.session("dev").await;
+
+    api.say(&session, "What do the docs say?").await;
+    let events = api.until_idle(&session).await;
+
+    // In the order of their ends.
+    let mut results = tool_results(&events);
+    results.sort();
+    assert_eq!(results.len(), 2, "{events:?}");
+    assert_eq!(results[0], "Docs\n\n# Usage\n\nRun it (/x).");
+    assert!(results[1].contains("does not list other.example"), "{results:?}");
+    assert_eq!(origin.seen().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
