@@ -24,6 +24,7 @@ from support import Claims, Place, free_port, port_answers, wait_for
 PACKAGES = pathlib.Path(os.environ["CREDENTIALS_PACKAGES"])
 HERE = pathlib.Path(__file__).resolve().parent / "credentials"
 sys.path.append(str(HERE))
+import aws_secrets  # noqa: E402
 import client_certs  # noqa: E402
 SITE = next((PACKAGES / "venv/lib").glob("python3*/site-packages"))
 CLIENT_SECRET = "CLIENT-CANARY-" + os.urandom(12).hex()
@@ -363,5 +364,6 @@ with Place() as place:
     ours = [path for path in found if "/run/" in path or "/state/" in path or "up.log" in path]
     claims.holds(f"no secret and no token is in the daemons' files ({read} read)", not ours and read > 10, str(ours))
     claims.holds("nor in any output", not any(n.decode() in out for n in needles for out in outputs))
+    aws_secrets.check(claims, place, PACKAGES, SITE, moto_port, ports, (key_id, secret_key), Plain.seen)
 client_certs.run(claims)
 claims.close()
