@@ -74,9 +74,7 @@ async fn tokens(mut stream: impl AsyncRead + AsyncWrite + Unpin, server: Shared)
             let mut server = server.lock().unwrap();
             server.asked.push(target);
             let number = server.asked.len();
-            if field(&head, "authorization") != Some(BASIC) {
-                (401, String::new())
-            } else if scope.contains("secret") {
+            if field(&head, "authorization") != Some(BASIC) || scope.contains("secret") {
                 (401, String::new())
             } else {
                 let token = format!("TOKEN-CANARY-{number}");
