@@ -1,4 +1,5 @@
 //! What a call that reached a limit is told, and what each call used.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod support;
 
