@@ -6,6 +6,7 @@ mod rig;
 use std::collections::HashMap;
 
 use harnessd::log::{Body, CallOutcome, Event};
+use http_body_util::BodyExt;
 use rig::{Rig, idle, kinds, say, session, turn, until};
 use serde_json::json;
 
@@ -194,7 +195,9 @@ async fn a_full_disk_is_said_and_loses_nothing_that_was_acknowledged() {
         let (method, kind) = (axum::http::Method::POST, Some("application/json"));
         let response = daemon.client.send(method, &path, kind, body.clone().into()).await.unwrap();
         if !response.status().is_success() {
-            break response.status();
+            let status = response.status();
+            let said = response.into_body().collect().await.unwrap().to_bytes();
+            break (status, String::from_utf8_lossy(&said).into_owned());
         }
         accepted += 1;
         assert!(accepted < 1000, "the disk never filled");
@@ -209,7 +212,8 @@ async fn a_full_disk_is_said_and_loses_nothing_that_was_acknowledged() {
     })
     .await;
 
-    assert_eq!(refused, 503);
+    assert_eq!(refused.0, 503);
+    assert!(refused.1.contains("is it full, a quota used up"), "{}", refused.1);
     let stored = kinds(&events).iter().filter(|k| *k == "user_message").count();
     assert!(accepted > 0 && stored >= accepted, "{accepted} were acknowledged, {stored} are there");
     assert_eq!(log.verify(&session).await.unwrap().problems, Vec::<String>::new());

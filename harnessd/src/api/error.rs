@@ -164,29 +164,9 @@ impl From<LogError> for ApiError {
             | LogError::Moved(_) => Self::conflict(error.to_string()),
             LogError::Database(_) | LogError::Lock(_) | LogError::Closed => {
                 tracing::error!(%error, "session log not usable");
-                Self::unavailable(format!("the session log is not usable: {}", reason(&error)))
+                Self::unavailable(format!("the session log is not usable: {}", error.advice()))
             }
         }
-    }
-}
-
-/// Why the log is not usable, and what to do, in words of ours: a database's own may hold more.
-fn reason(error: &LogError) -> &'static str {
-    use rusqlite::ErrorCode;
-    let LogError::Database(error) = error else { return "see harnessd's log" };
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => {
-            "the disk of harnessd's state directory is full: free some space there and try again"
-        }
-        Some(ErrorCode::SystemIoFailure) => {
-            "the disk of harnessd's state directory fails: is it full, or broken? The kernel's log \
-             says more"
-        }
-        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
-            "harnessd cannot write in its state directory: is it mounted read-only, or not its own \
-             any more?"
-        }
-        _ => "see harnessd's log",
     }
 }
 
@@ -227,18 +207,6 @@ mod tests {
             assert_eq!(envelope["type"], "error");
             assert_eq!(envelope["request_id"], "req_1");
         }
-    }
-
-    #[test]
-    fn a_full_disk_is_told_with_what_to_do_and_without_the_databases_own_words() {
-        let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
-        let full = rusqlite::Error::SqliteFailure(full, Some("INSERT of somebody's text".into()));
-
-        let error = ApiError::from(LogError::from(full));
-
-        assert_eq!(error.status, 503);
-        assert!(error.message.contains("is full: free some space"), "{error}");
-        assert!(!error.message.contains("INSERT"), "{error}");
     }
 
     #[test]

@@ -68,6 +68,29 @@ impl From<rusqlite::Error> for LogError {
     }
 }
 
+impl LogError {
+    /// Why the log is not usable and what to do, in words of ours: a database's own may hold more.
+    pub fn advice(&self) -> &'static str {
+        use rusqlite::ErrorCode;
+        let Self::Database(error) = self else { return "see harnessd's log" };
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => {
+                "the disk of harnessd's state directory is full: free some space there and try \
+                 again"
+            }
+            Some(ErrorCode::SystemIoFailure) => {
+                "the disk of harnessd's state directory refuses: is it full, a quota used up, or \
+                 is it broken? Free some space there; the kernel's log says more"
+            }
+            Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
+                "harnessd cannot write in its state directory: is it mounted read-only, or not its \
+                 own any more?"
+            }
+            _ => "see harnessd's log",
+        }
+    }
+}
+
 impl From<LogError> for Fault {
     fn from(error: LogError) -> Self {
         let code = match &error {
@@ -81,7 +104,7 @@ impl From<LogError> for Fault {
         };
         let fault = Fault::new(code, error.to_string());
         match code {
-            Code::Unavailable => fault.with_hint("is the disk of the state directory full?"),
+            Code::Unavailable => fault.with_hint(error.advice()),
             _ => fault,
         }
     }
@@ -200,4 +223,20 @@ const TIME_FORM: &str = "%Y-%m-%dT%H:%M:%S%.3fZ";
 /// The time in that form.
 pub fn now() -> String {
     jiff::Timestamp::now().strftime(TIME_FORM).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_with_what_to_do_and_without_the_databases_own_words() {
+        let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+        let full = rusqlite::Error::SqliteFailure(full, Some("somebody's text".into()));
+
+        let advice = LogError::from(full).advice();
+
+        assert!(advice.contains("is full: free some space"), "{advice}");
+        assert!(!advice.contains("somebody"), "{advice}");
+    }
 }
