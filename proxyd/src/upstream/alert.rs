@@ -1,7 +1,8 @@
 //! What an upstream's TLS alert says about certificates of clients.
 //!
 //! With TLS 1.3 a client has finished its handshake before the server has looked at its
-//! certificate, so a refusal comes where the answer to a request is waited for. It is an alert there too.
+//! certificate, so a refusal comes where the answer to a request is waited for. It is an alert
+//! there too.
 
 use policies::Permit;
 

@@ -2,8 +2,8 @@
 //!
 //! rustls asks for a signature in the middle of a handshake and cannot wait for one as a task does.
 //! So the signer blocks its thread until the vault has answered, for [`SIGN`] at most, and refuses
-//! to on a thread that carries traffic: whoever opens such a connection polls the handshake elsewhere
-//! ([`crate::upstream::elsewhere`]).
+//! to on a thread that carries traffic: whoever opens such a connection polls the handshake
+//! elsewhere ([`crate::upstream::elsewhere`]).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
