@@ -58,11 +58,14 @@ impl Environments {
         let file = self.directory.join(format!("{name}.toml"));
         let set = self.current()?;
         set.environment(name).cloned().ok_or_else(|| {
-            Fault::new(
-                Code::Missing,
-                format!("no environment {name:?}: there is no {}", file.display()),
-            )
-            .with_hint(format!("known are: {}", set.names().collect::<Vec<_>>().join(", ")))
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let why = match &known.broken {
+                Some(why) => format!("the policy files as they are now do not parse:\n{why}"),
+                None => format!("there is no {}", file.display()),
+            };
+            let text = format!("no environment {name:?}: {why}");
+            Fault::new(Code::Missing, text)
+                .with_hint(format!("known are: {}", set.names().collect::<Vec<_>>().join(", ")))
         })
     }
 
@@ -174,7 +177,9 @@ mod tests {
         std::fs::write(&file, "this is no policy").unwrap();
 
         assert_eq!(environments.policy("dev").unwrap().description, "second");
-        assert!(environments.policy("x").unwrap_err().text.contains("x.toml"));
+        assert!(environments.policy("x").unwrap_err().text.contains("dev.toml:1"));
+        std::fs::remove_file(&file).unwrap();
+        assert!(environments.policy("x").unwrap_err().text.contains("there is no"));
     }
 
     #[test]

@@ -171,6 +171,46 @@ async fn a_layer_goes_over_an_image_as_over_the_host() {
     assert_eq!(text(&ran).trim(), "layer\nimage\nours /opt/theirs/new");
 }
 
+/// Copies a tree of directories, files and links.
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let (kind, target) = (entry.file_type().unwrap(), to.join(entry.file_name()));
+        if kind.is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy(&entry.path(), &target);
+        } else if kind.is_symlink() {
+            let text = std::fs::read_link(entry.path()).unwrap();
+            std::os::unix::fs::symlink(text, target).unwrap();
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_is_a_root_and_layers_go_over_it_too() {
+    let daemon = Daemon::start().await;
+    daemon.policy("packages", "tool-timeout = \"20s\"");
+    let mut own = Layer::default();
+    own.file("opt/theirs/file", 0o644, b"theirs").link("usr/bin/sh", "bash");
+    let _layout = imaged(&daemon, vec![(own, Packing::Plain)]);
+    assert_eq!(run(&daemon, "imaged", "true").await.outcome, Outcome::Finished);
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    copy(&templates(&daemon)[0].join("root"), &root);
+    let line = format!("root = \"{}\"", root.display());
+    daemon.policy("tree", &line);
+    daemon.policy("over", &format!("{line}\nsetup = [\"echo layer > /opt/ours\"]"));
+
+    let script = "echo $(</opt/theirs/file) /opt/*; [ -e /usr/bin/env ] || echo nothing else";
+    let plain = run(&daemon, "tree", script).await;
+    let over = run(&daemon, "over", "echo $(</opt/ours) $(</opt/theirs/file)").await;
+
+    assert_eq!(text(&plain), "theirs /opt/theirs\nnothing else\n", "{plain:?}");
+    assert_eq!(text(&over), "layer theirs\n", "{over:?}");
+    assert!(!root.join("opt/ours").exists());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policys_mounts_lie_below_what_a_layer_covers_and_the_layer_keeps_no_place_of_theirs() {
     let daemon = Daemon::start().await;
