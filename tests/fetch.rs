@@ -38,6 +38,7 @@ fn page(request: &Request) -> Vec<u8> {
             Content-Length: 4\r\n\r\ngone"
             .to_vec(),
         "/pixel" => ok("Content-Type: image/png\r\n", b"\x89PNG\r\n\x1a\n"),
+        "/paper" => ok("Content-Type: application/pdf\r\n", b"%PDF-1.7"),
         "/binary" => ok("Content-Type: application/zip\r\n", b"PK\x03\x04"),
         "/long" => ok("Content-Type: text/plain\r\n", &vec![b'x'; 300_000]),
         "/silent" => b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc".to_vec(),
@@ -100,11 +101,15 @@ async fn an_allowed_page_comes_as_text_with_the_credential_put_in_on_the_way() {
     let page = fetch(&installation, &session, "https://docs.example/page").await;
     let moved = fetch(&installation, &session, "https://docs.example/moved").await;
     let pixel = fetch(&installation, &session, "https://docs.example/pixel").await;
+    let paper = fetch(&installation, &session, "https://docs.example/paper").await;
 
     assert_eq!((text(&page).as_str(), page.is_error), ("Docs\n\n# Usage\n\nRun it (/x).", false));
     assert!(text(&moved).starts_with("[from https://docs.example/page?x=1]\nDocs\n"), "{moved:?}");
     assert!(matches!(&pixel.content[..], [Content::Image { media_type, .. }]
         if media_type == "image/png"));
+    assert!(
+        matches!(&paper.content[..], [Content::Document { data, .. }] if data == "JVBERi0xLjc=")
+    );
     let sent = origin.seen();
     assert_eq!(sent[0].values("authorization"), [format!("Bearer {TOKEN}")]);
     let audit = installation.audit().await;
