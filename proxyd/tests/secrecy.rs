@@ -148,6 +148,35 @@ async fn no_form_of_the_value_comes_back_in_any_part_of_an_answer() {
 }
 
 #[tokio::test]
+async fn no_form_of_a_basic_header_comes_back() {
+    let header = format!("Basic {}", STANDARD.encode(format!("bot:{CANARY}")));
+    let forms = [
+        ("raw", header.clone()),
+        ("hex", header.bytes().map(|byte| format!("{byte:02x}")).collect()),
+        ("percent", header.bytes().map(|byte| format!("%{byte:02X}")).collect()),
+        ("base64", STANDARD.encode(&header)),
+        ("base64 of a field", STANDARD.encode(format!("authorization: {header}\r\n"))),
+        ("base64url without padding", URL_SAFE_NO_PAD.encode(header.trim_end_matches('='))),
+        ("base32", base32(&header, b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")),
+    ];
+    let body: String = forms.iter().map(|(name, form)| format!("{name} {form}\n")).collect();
+    let upstream = answering(&format!("Content-Length: {}\r\n", body.len()), body.into(), 50).await;
+    let policy = POLICY.replace("bearer = true", "basic = \"bot\"");
+    let proxyd = Proxyd::start(&policy, &[("api.test", &upstream)]).await;
+    proxyd.put_secret("api").await;
+
+    let answer = talk(&mut proxyd.lease().await.h1("api.test").await, GET).await;
+
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with('\n'), "{answer}");
+    for (name, form) in forms {
+        // What is not masked are the ends, which others have a part in.
+        let (before, after) = if name == "base64 of a field" { (30, 8) } else { (14, 8) };
+        let core = &form[before..form.len() - after];
+        assert!(!answer.contains(core), "{name} came back: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_compressed_answer_with_the_value_breaks_off_before_it() {
     let text = format!("{}{CANARY} and more", "filler ".repeat(300));
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
