@@ -42,7 +42,7 @@ pub struct SandboxPlan {
     pub apart: Apart,
     /// On the host: the directory that sandboxd's own workspaces are in.
     pub workspaces: Option<PathBuf>,
-    /// On the host: the directory of templates, in which the root may lie though it is sandboxd's.
+    /// On the host: the directory of templates, which a root may lie in although it is sandboxd's.
     pub templates: Option<PathBuf>,
     /// On the host: trees over the root's own directories, the highest first (`init::overlay`).
     pub layers: Vec<PathBuf>,
