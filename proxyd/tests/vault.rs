@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -73,6 +73,12 @@ impl Vault {
     }
 
     fn start_with(directory: &Path, key: &str) -> Vault {
+        let mut vault = Self::spawn(directory, key, Stdio::inherit());
+        vault.open = vault.read().unwrap().0;
+        vault
+    }
+
+    fn spawn(directory: &Path, key: &str, says: Stdio) -> Vault {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let policies = self::directory();
@@ -87,12 +93,11 @@ impl Vault {
             .arg(policies.path())
             .env_clear()
             .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            .stderr(says);
         let child = command.spawn().unwrap();
         drop(command);
-        let mut vault = Vault { child, _policies: policies, socket: Some(ours), open: Value::Null };
-        vault.open = vault.read().unwrap().0;
-        vault
+        Vault { child, _policies: policies, socket: Some(ours), open: Value::Null }
     }
 
     fn read(&mut self) -> Option<Answer> {
@@ -342,13 +347,19 @@ fn a_passphrase_opens_what_it_closed() {
 #[test]
 fn two_of_them_never_share_a_vault() {
     let dir = directory();
-    let _first = Vault::start(dir.path());
+    let mut first = Vault::start(dir.path());
+    let key = format!("created-file:{}", dir.path().join("vault.key").display());
 
-    let mut second = Vault::start(dir.path());
+    let mut second = Vault::spawn(dir.path(), &key, Stdio::piped());
+    let mut says = BufReader::new(second.child.stderr.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert!(line.contains("waits until the former one"), "{line}");
 
-    assert_eq!(second.open["why"], "failed");
-    assert!(second.open["text"].as_str().unwrap().contains("locked"), "{}", second.open);
-    assert_eq!(second.wait(), Some(1));
+    first.put("github", CANARY);
+    assert_eq!(first.end(), Some(0));
+    assert!(second.read().is_some());
+    assert_eq!(texts(&second.render("github", "api.example").1)[1], CANARY);
 }
 
 /// Whether a client that trusts the authority takes the leaf for that name, now.
