@@ -35,6 +35,8 @@ pub enum DenialCode {
     PathAmbiguous,
     RepositoryNotListed,
     PushNotAllowed,
+    /// What an LFS server answers would hold credentials that nothing masks.
+    LfsNotAllowed,
     /// The credential's own list does not hold the host.
     CredentialHost,
     /// The name leads to a private address that the rule does not name.
@@ -55,6 +57,7 @@ impl DenialCode {
             Self::PathAmbiguous => "path_ambiguous",
             Self::RepositoryNotListed => "repository_not_listed",
             Self::PushNotAllowed => "push_not_allowed",
+            Self::LfsNotAllowed => "lfs_not_allowed",
             Self::CredentialHost => "credential_host",
             Self::AddressPrivate => "address_private",
             Self::AddressForbidden => "address_forbidden",
@@ -99,6 +102,24 @@ pub(crate) fn of_credential_host(rule: &Rule, credential: &Credential, host: &Ho
         rule: Some(rule.name.clone()),
         reason: format!("credential \"{}\" may not go to {host}", credential.name),
         hint: Some(format!("its own list: {}", listed(&credential.hosts))),
+    }
+}
+
+/// The denial for the request of LFS whose answer the sandbox must not read.
+pub(crate) fn of_lfs(rule: &Rule, host: &Host) -> Denial {
+    Denial {
+        code: DenialCode::LfsNotAllowed,
+        rule: Some(rule.name.clone()),
+        reason: format!(
+            "{} has a credential, and an LFS server at {host} would answer this request with \
+             further ones, which the sandbox would see",
+            rule.name
+        ),
+        hint: Some(
+            "if that is meant, the operator adds lfs = true to the rule; what git itself keeps \
+             needs no LFS"
+                .to_owned(),
+        ),
     }
 }
 

@@ -4,6 +4,8 @@
 //! matches decides; nothing that is not listed leaves. A [`Permit`] cannot be made elsewhere and
 //! cannot be copied: whoever sends a request consumes the permit that this module gave for it.
 
+mod lfs;
+
 use core::fmt;
 use core::net::IpAddr;
 use std::collections::BTreeSet;
@@ -78,6 +80,8 @@ pub(crate) struct Rule {
     /// Empty: all.
     pub paths: Vec<PathPattern>,
     pub git: Option<GitRule>,
+    /// Whether the sandbox may see the credentials that an LFS server gives for objects.
+    pub lfs: bool,
     pub addresses: Vec<AddressRange>,
     /// What is put into the request.
     pub credential: Option<Arc<Credential>>,
@@ -192,6 +196,9 @@ impl Policy {
                 return Decision::Denied(denial::of_miss(self, Some(rule), miss, request));
             }
         }
+        if rule.credentials().next().is_some() && !rule.lfs && lfs::is_batch(request.path) {
+            return Decision::Denied(denial::of_lfs(rule, request.host));
+        }
         Decision::Allowed(self.permit(rule, request.host, request.port))
     }
 
@@ -260,6 +267,7 @@ impl Rule {
             methods: Some(["GET", "POST", "DELETE"].map(str::to_owned).into()),
             paths,
             git: None,
+            lfs: false,
             addresses: mcp.addresses.clone(),
             credential: mcp.credential.clone(),
             certificate: mcp.certificate.clone(),
@@ -383,6 +391,9 @@ impl fmt::Display for Rule {
         }
         for credential in self.credentials() {
             write!(f, "; credential {}", credential.name)?;
+        }
+        if self.lfs {
+            f.write_str("; lfs")?;
         }
         Ok(())
     }

@@ -185,6 +185,43 @@ fn what_no_rule_matches_is_denied_for_the_stated_reason() {
 }
 
 #[test]
+fn a_rule_with_a_credential_has_no_batch_of_lfs_unless_it_says_so() {
+    let rule = |rest: &str| format!("[[egress.allow]]\nhosts = [\"a.example\"]\n{rest}\n");
+    let key = "[credentials.key]\nsecret = \"local:key\"\ninject = { bearer = true }\n\
+               hosts = [\"a.example\"]\n";
+    let batch = "https://a.example/acme/w.git/info/lfs/objects/batch";
+    for (rest, allows) in [
+        ("credential = \"key\"", false),
+        ("credential = \"key\"\npaths = [\"/acme/**\"]", false),
+        ("credential = \"key\"\npaths = [\"/acme/w.git/info/lfs/objects/batch\"]", false),
+        ("credential = \"key\"\nlfs = true", true),
+        ("methods = [\"POST\"]", true),
+    ] {
+        let text = rule(rest) + if allows && !rest.contains("key") { "" } else { key };
+        let set = set(&text);
+        let policy = set.environment("sample").unwrap();
+        match decide(policy, "POST", batch) {
+            Decision::Allowed(_) => assert!(allows, "{rest}"),
+            Decision::Denied(denial) => {
+                assert!(!allows, "{rest}: {denial}");
+                assert_eq!(denial.code, DenialCode::LfsNotAllowed);
+                assert_eq!(denial.rule.as_deref(), Some("egress.allow[0]"));
+                assert!(denial.hint.unwrap().contains("lfs = true"));
+            }
+        }
+        let locks = batch.replace("objects/batch", "locks");
+        assert_eq!(allowed_or_not(policy, &locks), !rest.contains("objects"), "{rest}");
+    }
+    let odd = "https://a.example//acme/w.git/info/lfs/objects%2fbatch";
+    let set = set(&(rule("credential = \"key\"") + key));
+    assert!(!allowed_or_not(set.environment("sample").unwrap(), odd));
+}
+
+fn allowed_or_not(policy: &Policy, url: &str) -> bool {
+    matches!(decide(policy, "POST", url), Decision::Allowed(_))
+}
+
+#[test]
 fn hints_point_to_what_would_be_allowed() {
     let policy = sample();
     for (method, url, hint) in [

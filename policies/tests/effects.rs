@@ -33,6 +33,21 @@ fn the_same_effect_in_other_words_is_no_change() {
 }
 
 #[test]
+fn what_lets_the_sandbox_read_an_lfs_servers_credentials_is_a_change() {
+    let lfs = |rest: &str| rule(&format!("credential = \"key\"\n{rest}")) + KEY;
+    for (paths, shown) in [("", "/**"), ("paths = [\"/a/*/**\"]", "/a/*/**")] {
+        let told = changes(&lfs(paths), &lfs(&format!("{paths}\nlfs = true")));
+
+        let expected = format!(
+            "any method https://a.example:443{shown} (batches of LFS): denied -> allowed, \
+             credential \"key\""
+        );
+        assert!(told.contains(&expected), "{told:?}");
+        assert_eq!(told.len(), 2, "one for each host: {told:?}");
+    }
+}
+
+#[test]
 fn each_kind_of_change_is_told_by_what_it_does() {
     let get = rule("methods = [\"GET\"]\npaths = [\"/a/**\"]");
     for (before, after, expected) in [

@@ -64,6 +64,26 @@ async fn what_the_client_put_into_the_slot_is_replaced_and_a_stray_placeholder_s
 }
 
 #[tokio::test]
+async fn a_placeholder_in_a_body_that_is_no_place_goes_on_as_text_and_never_as_the_value() {
+    let (proxyd, _upstream) = api().await;
+    let lease = proxyd.lease().await;
+    let text = format!("{{\"log\":\"{}\"}}", lease.placeholder());
+    let mut stream = lease.h1("api.test").await;
+
+    let request = format!(
+        "POST / HTTP/1.1\r\nHost: api.test\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{text}",
+        text.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let (head, body) = timely(response(&mut stream)).await;
+
+    let body = String::from_utf8(body).unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert!(body.ends_with(&format!("\r\n\r\n{text}")), "{body}");
+}
+
+#[tokio::test]
 async fn without_a_secret_the_request_stays_here_and_names_the_command() {
     let upstream = Upstream::tls("api.test", H1, echo_h1).await;
     let proxyd = Proxyd::start(POLICY, &[("api.test", &upstream)]).await;

@@ -30,6 +30,7 @@ const JUDGED: &[&str] = &[
     "path_ambiguous",
     "repository_not_listed",
     "push_not_allowed",
+    "lfs_not_allowed",
     "credential_host",
 ];
 

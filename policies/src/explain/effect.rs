@@ -124,6 +124,7 @@ fn requests(rules: &[&Rule]) -> Result<Vec<Asked>, String> {
         // What two servers could read differently is no path to rules that list paths.
         paths.push(("//".to_owned(), " (ambiguous paths)".to_owned()));
     }
+    paths.extend(batches(rules));
     for (path, shown) in &paths {
         for (method, verb) in &methods {
             let (method, verb) = (method.clone(), Some(verb.clone()));
@@ -149,6 +150,35 @@ fn requests(rules: &[&Rule]) -> Result<Vec<Asked>, String> {
         }
     }
     Ok(all)
+}
+
+/// The request of LFS that a rule with a credential refuses or not, wherever a rule could take it;
+/// where no version allows it, the paths around it tell all.
+fn batches(rules: &[&Rule]) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    if !rules.iter().any(|rule| rule.lfs) {
+        return found;
+    }
+    for rule in rules.iter().filter(|rule| rule.git.is_none()) {
+        let opens = rule.paths.iter().map(|pattern| pattern.parts()).filter(|parts| parts.open);
+        let mut places: Vec<String> = opens
+            .map(|parts| {
+                let names = parts.segments.iter().map(|segment| segment.unwrap_or(OTHER));
+                names.map(|name| format!("/{}", encoded(name))).collect()
+            })
+            .collect();
+        if rule.paths.is_empty() {
+            places.push(String::new());
+        }
+        for place in places {
+            let shown = format!("{}/** (batches of LFS)", place.replace(OTHER, "*"));
+            let path = format!("{place}/objects/batch");
+            if !found.iter().any(|(known, _)| *known == path) {
+                found.push((path, shown));
+            }
+        }
+    }
+    found
 }
 
 /// One path of each class that the patterns tell apart, and how the class is written.

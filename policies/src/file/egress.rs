@@ -17,7 +17,7 @@ use crate::policy::McpServer;
 
 pub(crate) const EGRESS: &[&str] = &["allow"];
 pub(crate) const ALLOW: &[&str] =
-    &["hosts", "methods", "paths", "ports", "addresses", "git", "credential", "plaintext"];
+    &["hosts", "methods", "paths", "ports", "addresses", "git", "lfs", "credential", "plaintext"];
 pub(crate) const GIT: &[&str] = &["repositories", "push"];
 pub(crate) const MCP: &[&str] = &["url", "credential", "addresses"];
 
@@ -93,6 +93,11 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
             reader.error(&section.span_of(key), message);
         }
     }
+    let lfs = section.boolean(reader, "lfs").unwrap_or(false);
+    if lfs && section.has("git") {
+        let hint = "write a rule of its own for it, with paths = [\"/owner/name.git/info/lfs/**\"]";
+        reader.error_hint(&section.span_of("lfs"), "\"git\" allows no LFS", hint);
+    }
     RawRule {
         span: section.span.clone(),
         hosts,
@@ -105,6 +110,7 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
             methods: methods(reader, section),
             paths: paths(reader, section),
             git,
+            lfs,
             addresses: addresses(reader, section),
             credential: None,
             certificate: None,
