@@ -26,6 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent / "credentials"
 sys.path.append(str(HERE))
 import aws_secrets  # noqa: E402
 import client_certs  # noqa: E402
+import publishing  # noqa: E402
 import registries_auth  # noqa: E402
 SITE = next((PACKAGES / "venv/lib").glob("python3*/site-packages"))
 CLIENT_SECRET = "CLIENT-CANARY-" + os.urandom(12).hex()
@@ -368,4 +369,5 @@ with Place() as place:
     aws_secrets.check(claims, place, PACKAGES, SITE, moto_port, ports, (key_id, secret_key), Plain.seen)
 client_certs.run(claims)
 registries_auth.run(claims)
+publishing.run(claims, PACKAGES, SITE)
 claims.close()
