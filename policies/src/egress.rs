@@ -4,6 +4,7 @@
 //! matches decides; nothing that is not listed leaves. A [`Permit`] cannot be made elsewhere and
 //! cannot be copied: whoever sends a request consumes the permit that this module gave for it.
 
+pub mod budget;
 mod lfs;
 
 use core::fmt;
@@ -18,6 +19,7 @@ use crate::host::{Host, fold};
 use crate::path::{Ambiguity, CanonicalPath};
 use crate::pattern::{GitService, HostPattern, PathPattern, RepositoryPattern, git_request};
 use crate::policy::{McpServer, Policy};
+use budget::Budget;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
@@ -87,6 +89,8 @@ pub(crate) struct Rule {
     pub credential: Option<Arc<Credential>>,
     /// What the connection is opened with.
     pub certificate: Option<Arc<Credential>>,
+    /// How much each lease may do under it.
+    pub budget: Option<Arc<Budget>>,
 }
 
 #[derive(Debug)]
@@ -271,6 +275,7 @@ impl Rule {
             addresses: mcp.addresses.clone(),
             credential: mcp.credential.clone(),
             certificate: mcp.certificate.clone(),
+            budget: None,
         }
     }
 }
@@ -306,6 +311,11 @@ impl Permit {
     pub fn carries(&self) -> Option<String> {
         let names: Vec<&str> = self.rule.credentials().map(|own| own.name.as_str()).collect();
         (!names.is_empty()).then(|| names.join(", "))
+    }
+
+    /// How much the lease may do under the rule.
+    pub fn budget(&self) -> Option<&Arc<Budget>> {
+        self.rule.budget.as_ref()
     }
 
     pub fn host(&self) -> &Host {
@@ -391,6 +401,9 @@ impl fmt::Display for Rule {
         }
         for credential in self.credentials() {
             write!(f, "; credential {}", credential.name)?;
+        }
+        if let Some(budget) = &self.budget {
+            write!(f, "; {}", budget.quotas)?;
         }
         if self.lfs {
             f.write_str("; lfs")?;

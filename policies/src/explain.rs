@@ -56,7 +56,9 @@ pub fn explain(policy: &Policy, request: &EgressRequest<'_>) -> Explanation {
                 || ", no credential".to_owned(),
                 |names| format!(", credential \"{}\"", names.replace(", ", "\", \"")),
             );
-            let outcome = format!("allowed by {}{credential}", permit.rule());
+            let budget =
+                permit.budget().map_or_else(String::new, |budget| format!(", {}", budget.quotas));
+            let outcome = format!("allowed by {}{credential}{budget}", permit.rule());
             Explanation { steps, outcome, allowed: true, hint: None }
         }
         Decision::Denied(denial) => {

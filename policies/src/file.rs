@@ -4,6 +4,7 @@
 //! Each table has its own module; [`lint`] checks what spans tables. What comes out needs no
 //! further checks.
 
+mod budget;
 mod credentials;
 mod egress;
 mod grants;

@@ -9,6 +9,7 @@ use core::fmt;
 use std::collections::BTreeSet;
 
 use crate::credential::Credential;
+use crate::egress::budget::Quotas;
 use crate::egress::{
     ConnectDecision, Decision, EgressRequest, METHODS_FORBIDDEN, Permit, Rule, Scheme,
 };
@@ -32,6 +33,8 @@ pub enum Effect {
         addresses: Vec<String>,
         /// The connection is passed on without a look.
         unread: bool,
+        /// How much a lease may do under the rule.
+        quotas: Quotas,
     },
 }
 
@@ -283,7 +286,8 @@ impl Pair<'_> {
         if before == after || !(unread(&before) || unread(&after)) {
             return None;
         }
-        let read = Effect::Allowed { carries: Vec::new(), addresses: Vec::new(), unread: false };
+        let (carries, addresses, quotas) = (Vec::new(), Vec::new(), Quotas::default());
+        let read = Effect::Allowed { carries, addresses, unread: false, quotas };
         Some(Change {
             place: place.to_owned(),
             methods: Vec::new(),
@@ -349,7 +353,8 @@ fn of_permit(permit: &Permit, unread: bool) -> Effect {
     let carried = [permit.credential(), permit.certificate()];
     let carries = carried.into_iter().flatten().map(|credential| print(credential)).collect();
     let addresses = permit.addresses().iter().map(ToString::to_string).collect();
-    Effect::Allowed { carries, addresses, unread }
+    let quotas = permit.budget().map(|budget| budget.quotas).unwrap_or_default();
+    Effect::Allowed { carries, addresses, unread, quotas }
 }
 
 impl Effect {
@@ -360,7 +365,7 @@ impl Effect {
 
 impl fmt::Display for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Allowed { carries, addresses, unread } = self else {
+        let Self::Allowed { carries, addresses, unread, quotas } = self else {
             return f.write_str("denied");
         };
         f.write_str(if *unread { "passed on unread" } else { "allowed" })?;
@@ -369,6 +374,9 @@ impl fmt::Display for Effect {
         }
         if !addresses.is_empty() {
             write!(f, ", may lead to {}", addresses.join(", "))?;
+        }
+        if !quotas.is_empty() {
+            write!(f, ", {quotas}")?;
         }
         Ok(())
     }

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::budget;
 use super::credentials::Credentials;
 use super::groups::Groups;
 use super::is_name;
 use super::reader::{Reader, Section, Span, Spanned};
 use crate::address::{AddressClass, AddressRange, always_forbidden, classify, sensitive};
 use crate::credential::Credential;
+use crate::egress::budget::{Budget, Quotas};
 use crate::egress::{GitRule, METHODS_FORBIDDEN, Rule, Scheme};
 use crate::host::Host;
 use crate::path::CanonicalPath;
@@ -16,8 +18,19 @@ use crate::pattern::{HostPattern, PathPattern, RepositoryPattern};
 use crate::policy::McpServer;
 
 pub(crate) const EGRESS: &[&str] = &["allow"];
-pub(crate) const ALLOW: &[&str] =
-    &["hosts", "methods", "paths", "ports", "addresses", "git", "lfs", "credential", "plaintext"];
+pub(crate) const ALLOW: &[&str] = &[
+    "hosts",
+    "methods",
+    "paths",
+    "ports",
+    "addresses",
+    "git",
+    "lfs",
+    "credential",
+    "plaintext",
+    "rate",
+    "bytes",
+];
 pub(crate) const GIT: &[&str] = &["repositories", "push"];
 pub(crate) const MCP: &[&str] = &["url", "credential", "addresses"];
 
@@ -30,7 +43,8 @@ pub(crate) struct RawRule {
     pub span: Span,
     pub hosts: Vec<Spanned<HostPattern>>,
     pub credentials: Vec<Spanned<String>>,
-    /// Everything else; hosts and credentials are filled in by [`RawRule::link`].
+    pub quotas: Quotas,
+    /// Everything else; what stands above is filled in by [`RawRule::link`].
     pub rule: Rule,
 }
 
@@ -62,7 +76,15 @@ impl RawRule {
     pub fn link(self, credentials: &Credentials) -> Rule {
         let (credential, certificate) = linked(&self.credentials, credentials);
         let hosts = self.hosts.into_iter().map(|host| host.value).collect();
-        Rule { hosts, credential, certificate, ..self.rule }
+        let rule = Rule { hosts, credential, certificate, ..self.rule };
+        if self.quotas.is_empty() {
+            return rule;
+        }
+        let addresses: Vec<String> = rule.addresses.iter().map(ToString::to_string).collect();
+        let plain = if rule.plaintext { "; plaintext" } else { "" };
+        let key = format!("{rule}; addresses {}{plain}", addresses.join(", "));
+        let budget = Budget { rule: rule.name.clone(), key, quotas: self.quotas };
+        Rule { budget: Some(Arc::new(budget)), ..rule }
     }
 }
 
@@ -102,6 +124,7 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
         span: section.span.clone(),
         hosts,
         credentials: credentials(reader, section),
+        quotas: budget::read(reader, section),
         rule: Rule {
             name: section.name.clone(),
             hosts: Vec::new(),
@@ -114,6 +137,7 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
             addresses: addresses(reader, section),
             credential: None,
             certificate: None,
+            budget: None,
         },
     }
 }

@@ -51,6 +51,7 @@ fn means_less(other: &RawRule, rule: &RawRule) -> bool {
     (rule.rule.inspects() && !other.rule.inspects())
         || rule.credentials.iter().any(|name| !injects(&name.value))
         || (rule.rule.git.is_some() && pushes(&other.rule) && !pushes(&rule.rule))
+        || (!rule.quotas.is_empty() && rule.quotas != other.quotas)
 }
 
 /// The places of the rules that decide whatever this one matches; none if one kind is left to it.
