@@ -391,14 +391,20 @@ pub enum Session {
     },
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct Audit {
-    /// Wait for new records
+    /// Show new records as they come, from now on or from --since on
     #[arg(long, short)]
     pub follow: bool,
     /// Check the hash chain instead
-    #[arg(long, conflicts_with = "follow")]
+    #[arg(long, conflicts_with_all = ["follow", "since", "until"])]
     pub verify: bool,
+    /// Only from then on: 2026-01-31T12:00:00Z, 2026-01-31, or how long ago, as 30m, 12h, 7d
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Only what is earlier
+    #[arg(long, value_name = "TIME", conflicts_with = "follow")]
+    pub until: Option<String>,
     /// Only what was decided this way
     #[arg(long, value_name = "KIND")]
     pub kind: Option<Kind>,
@@ -414,6 +420,15 @@ pub struct Audit {
     /// Only requests to this host
     #[arg(long, value_name = "NAME")]
     pub host: Option<String>,
+    /// Only what this rule decided, as egress.allow[2]
+    #[arg(long, value_name = "RULE")]
+    pub rule: Option<String>,
+    /// Only what this credential was put into
+    #[arg(long, value_name = "NAME")]
+    pub credential: Option<String>,
+    /// Only this environment's
+    #[arg(long, value_name = "NAME")]
+    pub environment: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use ipc::fault::Code;
 use ipc::http::Client;
 use ipc::vault::{AuditKind, AuditPage, AuditRecord, ChainReport};
 
 use crate::api::segment;
-use crate::args::{Audit, Global, Kind};
+use crate::args::{Audit, Global};
 use crate::chain;
 use crate::failure::Failure;
 use crate::place;
@@ -26,12 +27,14 @@ pub async fn audit(global: &Global, options: Audit) -> Result<ExitCode, Failure>
         return chain::print(global.json, "audit", &report);
     }
     let style = Style::of_stdout();
-    let mut after = 0;
-    let mut away = false;
+    let filter = filter(&options);
+    let from_now = options.follow && options.since.is_none();
+    let mut after = if from_now { newest(&proxyd, &filter).await? } else { 0 };
+    let (mut reached, mut away) = (from_now, false);
     loop {
-        let page = match page(&proxyd, &options, after).await {
+        let page = match page(&proxyd, &filter, after, PAGE).await {
             // Whoever follows outlasts a restart of proxyd, once it was there.
-            Err(failure) if failure.code == Code::Unavailable && after > 0 && options.follow => {
+            Err(failure) if failure.code == Code::Unavailable && reached && options.follow => {
                 if !std::mem::replace(&mut away, true) {
                     term::aside(&format!("cleanhands: {}; waiting for it", failure.text));
                 }
@@ -42,19 +45,17 @@ pub async fn audit(global: &Global, options: Audit) -> Result<ExitCode, Failure>
             }
             page => page?,
         };
-        away = false;
-        for record in page.records.iter().filter(|record| wanted(&options, record)) {
+        (reached, away) = (true, false);
+        for record in &page.records {
             if global.json { term::json_line(record)? } else { term::line(&line(style, record))? }
         }
-        let empty = page.last <= after;
+        // A page may be empty before the end.
+        let end = page.last <= after;
         after = after.max(page.last);
-        if !empty {
+        if !end {
             continue;
         }
-        if !options.follow {
-            return Ok(ExitCode::SUCCESS);
-        }
-        if interrupted_within(FOLLOW_EVERY).await {
+        if !options.follow || interrupted_within(FOLLOW_EVERY).await {
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -64,51 +65,47 @@ async fn interrupted_within(span: Duration) -> bool {
     tokio::time::timeout(span, tokio::signal::ctrl_c()).await.is_ok()
 }
 
-async fn page(proxyd: &Client, options: &Audit, after: u64) -> Result<AuditPage, Failure> {
-    let mut path = format!("/v1/audit?after={after}&limit={PAGE}");
-    for (key, value) in
-        [("session", &options.session), ("lease", &options.lease), ("call", &options.call)]
-    {
-        if let Some(value) = value {
-            path += &format!("&{key}={}", segment(value));
-        }
-    }
-    Ok(proxyd.get(&path).await?)
+/// The part of the query that says which records are wanted; proxyd checks it.
+fn filter(options: &Audit) -> String {
+    let kind = options.kind.and_then(|kind| kind.to_possible_value());
+    let kind = kind.map(|kind| kind.get_name().to_owned());
+    let filters = [
+        ("kind", &kind),
+        ("session", &options.session),
+        ("lease", &options.lease),
+        ("call", &options.call),
+        ("host", &options.host),
+        ("rule", &options.rule),
+        ("credential", &options.credential),
+        ("environment", &options.environment),
+        ("since", &options.since),
+        ("until", &options.until),
+    ];
+    let set = filters.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    set.map(|(name, value)| format!("&{name}={}", segment(value))).collect()
+}
+
+async fn page(proxyd: &Client, filter: &str, after: u64, limit: u64) -> Result<AuditPage, Failure> {
+    Ok(proxyd.get(&format!("/v1/audit?after={after}&limit={limit}{filter}")).await?)
+}
+
+/// The number of the newest record; the filter is checked with it.
+async fn newest(proxyd: &Client, filter: &str) -> Result<u64, Failure> {
+    Ok(page(proxyd, filter, u64::MAX, 1).await?.newest)
 }
 
 /// Every record of the audit.
 pub async fn all(proxyd: &Client) -> Result<Vec<AuditRecord>, Failure> {
-    let none = Audit {
-        follow: false,
-        verify: false,
-        kind: None,
-        session: None,
-        lease: None,
-        call: None,
-        host: None,
-    };
     let mut records = Vec::new();
     let mut after = 0;
     loop {
-        let page = page(proxyd, &none, after).await?;
-        if page.records.is_empty() {
+        let page = page(proxyd, "", after, PAGE).await?;
+        records.extend(page.records);
+        if page.last <= after {
             return Ok(records);
         }
         after = page.last;
-        records.extend(page.records);
     }
-}
-
-fn wanted(options: &Audit, record: &AuditRecord) -> bool {
-    let kind = match options.kind {
-        None => true,
-        Some(Kind::Allowed) => record.kind == AuditKind::Allowed,
-        Some(Kind::Denied) => record.kind == AuditKind::Denied,
-        Some(Kind::Outcome) => record.kind == AuditKind::Outcome,
-        Some(Kind::Note) => record.kind == AuditKind::Note,
-    };
-    let asked = options.host.as_ref().map(|host| host.to_ascii_lowercase());
-    kind && asked.is_none_or(|host| record.host.as_deref() == Some(&host))
 }
 
 /// One record as one line. Host, path and method are what a sandbox sent: made printable.
@@ -166,6 +163,18 @@ mod tests {
         let text = line(Style::plain(), &denied);
 
         assert_eq!(text, "t  denied   POST  evil.example:443/c  because not listed");
+    }
+
+    #[test]
+    fn filters_are_passed_on_whatever_characters_they_have() {
+        let options = Audit {
+            kind: Some(crate::args::Kind::Denied),
+            rule: Some("egress.allow[2]".into()),
+            host: Some("a&b".into()),
+            ..Audit::default()
+        };
+
+        assert_eq!(filter(&options), "&kind=denied&host=a%26b&rule=egress.allow%5B2%5D");
     }
 
     #[test]

@@ -13,6 +13,11 @@ pub fn print(json: bool, what: &str, report: &ChainReport) -> Result<ExitCode, F
         term::json_line(report)?;
     } else if report.problems.is_empty() {
         term::line(&format!("{what}: {} records, chain whole", report.records))?;
+        if let Some(removed) = &report.removed {
+            let (from, time) = (removed.last + 1, &removed.time);
+            let text = format!("verified from record {from} on: older ones removed by retention");
+            term::line(&format!("{text}, last at {time}"))?;
+        }
         term::line(&format!("head {}", report.head))?;
     }
     if report.problems.is_empty() {

@@ -8,7 +8,7 @@
 //! | `DELETE /v1/secrets/NAME` | → `{"name":NAME}` |
 //! | `POST /v1/vault/rotate` | → `{"rows":N}`: a new data key, every value sealed anew |
 //! | `POST /v1/vault/wrapping-key` | → `{}`: another key around the data key |
-//! | `GET /v1/audit?after=SEQ&limit=N&session=S&lease=L&call=C` | → [`AuditPage`] |
+//! | `GET /v1/audit?after=SEQ&limit=N&FILTER=VALUE…` | → [`AuditPage`]; proxyd(8) has the filters |
 //! | `GET /v1/audit/verify` | → [`ChainReport`] |
 //! | `POST /v1/heads` | [`Head`] → `{}`: a session's chain head, kept in the audit |
 //! | `POST /v1/scrub` | [`ScrubRequest`] → [`ScrubReply`] |
@@ -126,8 +126,11 @@ pub struct CertificateAuthority {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditPage {
     pub records: Vec<AuditRecord>,
-    /// Pass as `after` for the next page.
+    /// Pass as `after` for the next page. It may be beyond the last record here, and a page may be
+    /// empty before the end: there is nothing more where this is what was passed.
     pub last: u64,
+    /// The newest record that there is.
+    pub newest: u64,
 }
 
 /// One line of the audit: a decision, its outcome, or a note.
@@ -187,6 +190,17 @@ pub enum AuditKind {
 pub struct ChainReport {
     pub records: u64,
     pub head: String,
+    /// What is no longer there, because somebody wanted it kept for so long only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed: Option<RemovedRecords>,
     /// What is wrong, in words; empty when the chain is whole.
     pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedRecords {
+    /// The last of them: what comes after it is there.
+    pub last: u64,
+    /// When, RFC 3339.
+    pub time: String,
 }

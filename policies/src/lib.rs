@@ -47,7 +47,7 @@ pub use egress::{ConnectDecision, Decision, EgressRequest, Permit, Scheme};
 pub use explain::explain;
 pub use file::{
     CA_BUNDLE_VARIABLES, CA_EXTRA_VARIABLES, KEYS, is_own_variable, split_url,
-    units::time as time_span,
+    units::{bytes as byte_size, time as time_span},
 };
 pub use host::{Host, HostError};
 pub use pattern::HostPattern;

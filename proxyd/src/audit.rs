@@ -8,17 +8,21 @@
 //! handed over with the next decision or with the group.
 //!
 //! The records stand in segment files ([`journal`]), each record with the hash of itself and of
-//! the one before ([`record`]). `verify` ([`read`]) finds a record that was changed or is missing
+//! the one before ([`record`]). `verify` ([`chain`]) finds a record that was changed or is missing
 //! from the middle, or from the end while this process lives. It cannot see a chain that was
 //! rewritten as a whole: for that a head must have been noted elsewhere. A record holds names and
 //! paths, never a query, a header, a body or an injected value. Denials that repeat are written
-//! singly at first and then counted ([`flood`]).
+//! singly at first and then counted ([`flood`]). Nothing is removed but by [`retain`].
 
+mod chain;
 mod counts;
 mod flood;
+mod index;
 mod journal;
+mod query;
 mod read;
 mod record;
+mod retain;
 
 use std::fs::File;
 use std::path::Path;
@@ -32,7 +36,9 @@ use tokio::sync::watch;
 pub use counts::{Counts, DURATIONS_MS};
 use flood::{Floods, Verdict};
 use journal::Journal;
+pub use query::Filter;
 use read::Reader;
+pub use retain::{Retention, keep};
 
 /// Most records in one page.
 pub const PAGE_RECORDS_MAX: usize = 1000;
@@ -86,18 +92,6 @@ pub struct Line {
     pub scrubbed: Option<u64>,
     /// For how many denials beyond this one the record stands.
     pub repeated: Option<u64>,
-}
-
-/// Which records a page holds.
-#[derive(Clone, Default)]
-pub struct Filter {
-    /// Records after this number.
-    pub after: u64,
-    /// At most so many, and never more than [`PAGE_RECORDS_MAX`].
-    pub limit: usize,
-    pub session: Option<SessionId>,
-    pub lease: Option<LeaseId>,
-    pub call: Option<CallId>,
 }
 
 /// The audit. Clones share one journal.
@@ -200,14 +194,15 @@ impl Audit {
 
     /// Records a denial, or counts it; whether it has a record of its own.
     pub async fn deny(&self, line: &Line) -> Result<bool, AuditError> {
-        let write = |state: &mut State| {
-            state.counts.denied(line);
-            if state.floods.look(line, Instant::now()) == Verdict::Counted {
-                return Ok(false);
-            }
-            state.decide(AuditKind::Denied, line).map(|_| true)
-        };
-        self.once_synced(write).await
+        self.once_synced(|state| state.deny(line)).await
+    }
+
+    /// The same where nobody can wait for a disk that is behind.
+    pub fn deny_at_once(&self, line: &Line) -> Result<bool, AuditError> {
+        let mut state = self.0.state();
+        let written = state.deny(line);
+        self.0.wake(&mut state);
+        written
     }
 
     /// Does `write` as soon as the disk is not too far behind.
@@ -292,7 +287,7 @@ impl Audit {
 
     /// The records that the filter names, in order.
     pub async fn page(&self, filter: Filter) -> Result<AuditPage, AuditError> {
-        self.read(move |reader, _| reader.page(&filter)).await
+        self.read(move |reader, newest| reader.page(&filter, newest)).await
     }
 
     /// Recomputes the whole chain.
@@ -359,6 +354,14 @@ impl State {
         let written = self.write(kind, line);
         self.unrecorded += u64::from(written.is_err());
         written
+    }
+
+    fn deny(&mut self, line: &Line) -> Result<bool, AuditError> {
+        self.counts.denied(line);
+        if self.floods.look(line, Instant::now()) == Verdict::Counted {
+            return Ok(false);
+        }
+        self.decide(AuditKind::Denied, line).map(|_| true)
     }
 
     /// Writes one record, and what waited before it.
@@ -453,5 +456,7 @@ fn settle(shared: &Shared, last: u64, files: Vec<Arc<File>>, outcome: std::io::R
     }
 }
 
+#[cfg(test)]
+mod retain_tests;
 #[cfg(test)]
 mod tests;

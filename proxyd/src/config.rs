@@ -6,6 +6,7 @@
 mod aws;
 mod backends;
 mod idle;
+mod retention;
 mod way_out;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ pub use way_out::{
     WayOut,
 };
 use way_out::{FileProxy, FileUpstream};
+
+use crate::audit::Retention;
 
 const DNS_PORT: u16 = 53;
 
@@ -93,6 +96,8 @@ struct File {
     aws: Option<FileAws>,
     idle_timeout: Option<String>,
     tunnel_idle_timeout: Option<String>,
+    audit_keep: Option<String>,
+    audit_bytes: Option<String>,
     #[serde(default)]
     resolver: FileResolver,
     /// Addresses besides loopback at which a lease's holder may listen for its clients.
@@ -129,6 +134,7 @@ pub struct Config {
     pub resolver: Vec<SocketAddr>,
     pub lease_addresses: Vec<IpAddr>,
     pub idle: Idle,
+    pub retention: Retention,
     pub way_out: WayOut,
     /// Where the file lies, or would.
     pub path: PathBuf,
@@ -190,6 +196,8 @@ impl Config {
             resolver: resolver(&path, file.resolver.servers)?,
             lease_addresses: file.lease_addresses,
             idle: Idle::check(file.idle_timeout.as_deref(), file.tunnel_idle_timeout.as_deref())
+                .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
+            retention: retention::check(file.audit_keep.as_deref(), file.audit_bytes.as_deref())
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,
             way_out: WayOut::check(file.trust_store, file.upstreams, file.upstream_proxy)
                 .map_err(|(key, reason)| ConfigError::Key { path: path.clone(), key, reason })?,

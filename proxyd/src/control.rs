@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -16,18 +17,16 @@ use axum::{Extension, Json, Router};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use ipc::fault::{Code, Fault};
-use ipc::id::{CallId, LeaseId, SessionId};
 use ipc::peer::Principal;
 use ipc::vault::{
     AuditPage, ChainReport, Head, Health, SECRET_BYTES_MAX, SECRET_BYTES_MIN, ScrubReply,
     ScrubRequest, SecretInfo,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
 
 use crate::Daemon;
-use crate::audit::{AuditError, Filter, Line, PAGE_RECORDS_MAX};
+use crate::audit::{AuditError, Filter, Line};
 use crate::metrics;
 use crate::reload;
 use crate::rotation::{self, RotationError};
@@ -218,29 +217,13 @@ async fn rotate_authority(
     Ok(list_authorities(State(daemon)).await)
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PageQuery {
-    #[serde(default)]
-    after: u64,
-    limit: Option<usize>,
-    session: Option<SessionId>,
-    lease: Option<LeaseId>,
-    call: Option<CallId>,
-}
-
 async fn audit_page(
     State(daemon): State<Arc<Daemon>>,
-    query: Result<Query<PageQuery>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<AuditPage>, Fault> {
-    let Query(query) = query.map_err(|error| Fault::new(Code::Invalid, error.body_text()))?;
-    let filter = Filter {
-        after: query.after,
-        limit: query.limit.unwrap_or(PAGE_RECORDS_MAX),
-        session: query.session,
-        lease: query.lease,
-        call: query.call,
-    };
+    let wrong = |reason| Fault::new(Code::Invalid, reason);
+    let Query(pairs) = query.map_err(|_| wrong("the query is not NAME=VALUE&...".to_owned()))?;
+    let filter = Filter::parse(&pairs, jiff::Timestamp::now()).map_err(wrong)?;
     daemon.audit.page(filter).await.map(Json).map_err(audit_fault)
 }
 

@@ -176,6 +176,7 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     tokio::spawn(daemon.upstreams.clone().sweep());
     tokio::spawn(daemon.leaves.clone().keep_fresh());
     tokio::spawn(rotation::keep(Arc::clone(&daemon)));
+    tokio::spawn(audit::keep(Arc::clone(&daemon)));
     ipc::daemon::ready("serving");
     tracing::info!(generation = daemon.policies.current().number, "proxyd serves");
     let mut look = tokio::time::interval(POLICY_LOOK);

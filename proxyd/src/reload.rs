@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use ipc::in_force::InForce;
 
 use crate::Daemon;
-use crate::audit::Line;
+use crate::audit::{Line, Retention};
 use crate::config::{Config, ConfigError};
 use crate::policy::{LoadError, Policies};
 use crate::upstream::trust::TrustError;
@@ -42,6 +42,11 @@ impl Configured {
         self.config.lock().expect("no holder of this lock panics").lease_addresses.clone()
     }
 
+    /// Which records of the audit are kept.
+    pub fn retention(&self) -> Retention {
+        self.config.lock().expect("no holder of this lock panics").retention
+    }
+
     /// Which files, and which state of them.
     pub fn in_force(&self, policies: &Policies) -> InForce {
         let config = self.config.lock().expect("no holder of this lock panics");
@@ -66,6 +71,7 @@ impl Configured {
         }
         config.way_out = next.way_out;
         config.lease_addresses = next.lease_addresses;
+        config.retention = next.retention;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! record is made when [`Outcome`] is dropped.
 
 mod own;
+mod refused;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use ipc::id::RequestId;
 use policies::{Credential, Host, Permit, Policy, Scheme};
+
+pub use refused::{Standing, record_denied};
 
 use crate::Daemon;
 use crate::audit::Line;
@@ -51,8 +54,8 @@ pub struct Scene {
     pub port: u16,
     /// The client's connection's: what is under way on it is said there.
     pub seat: Arc<Seat>,
-    /// Set where the connection is already refused, and recorded: every request on it gets this.
-    pub standing: Option<(RequestId, Refusal)>,
+    /// Set where the connection is already refused: every request on it gets this.
+    pub standing: Option<Arc<Standing>>,
 }
 
 /// One request on its way through.
@@ -71,11 +74,13 @@ pub struct Asked<'a> {
 
 /// Answers one request, one way or the other.
 pub async fn answer(scene: &Scene, asked: &mut Asked<'_>) {
-    if let Some((id, refusal)) = &scene.standing {
-        return refuse(scene, asked, refusal, id).await;
-    }
     let id = ids::request();
-    let line = Box::new(line(scene, &asked.head, &id));
+    let mut line = Box::new(line(scene, &asked.head, &id));
+    if let Some(standing) = &scene.standing {
+        line.generation = scene.daemon.policies.current().number;
+        let id = standing.record(*line, id).await;
+        return refuse(scene, asked, &standing.refusal, &id).await;
+    }
     // Before a body is waited for, and until the answer has ended: each may hold a connection.
     let place = match scene.lease.requests.take(1) {
         Ok(place) => place,
@@ -502,26 +507,6 @@ fn line(scene: &Scene, head: &RequestHead, id: &RequestId) -> Line {
         method: text(&head.method),
         path: text(head.path()),
         ..scene.lease.line()
-    }
-}
-
-/// Records a refusal. Nothing leaves either way, so a record that fails stops nothing further.
-pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
-    line.rule = refusal.rule.clone().or(line.rule);
-    line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
-    line.status = Some(refusal.status);
-    daemon.leases.note(&line, refusal);
-    match daemon.audit.deny(&line).await {
-        // Denials that are only counted must not fill the log either.
-        Ok(false) => {}
-        Ok(true) => tracing::info!(
-            lease = line.lease.as_ref().map(|lease| lease.as_str()),
-            host = line.host,
-            rule = line.rule,
-            code = refusal.code,
-            "request denied"
-        ),
-        Err(error) => tracing::error!(%error, "cannot record a denial"),
     }
 }
 

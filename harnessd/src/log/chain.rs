@@ -71,7 +71,7 @@ impl<'a> Check<'a> {
         if self.more > 0 {
             self.problems.push(format!("and {} more", self.more));
         }
-        ChainReport { records: self.last, head: self.head, problems: self.problems }
+        ChainReport { records: self.last, head: self.head, removed: None, problems: self.problems }
     }
 
     fn problem(&mut self, text: String) {

@@ -16,7 +16,7 @@ const SIZES: &[(&str, u64)] = &[
 const TIMES: &[(&str, u64)] = &[("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
 
 /// Reads a size. The error is a reason for the operator.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+pub fn bytes(text: &str) -> Result<u64, String> {
     amount(text, SIZES).ok_or_else(|| "a size is a number and a unit: \"512MiB\", \"2GiB\"".into())
 }
 

@@ -1,20 +1,20 @@
 //! The audit's files: segments of records, one after the other, only ever appended to.
 //!
 //! A segment is named after its first record. It begins with a magic, that number and the hash of
-//! the record before, so that a missing segment shows. When a segment is full, the keys that its
-//! records can be found by are left beside it ([`read`](super::read)).
+//! the record before, so that a missing segment shows. When a segment is full, what its records can
+//! be found by is left beside it ([`index`](super::index)).
 
-use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use ipc::vault::AuditKind;
 
-use super::read;
+use super::index::Index;
 use super::record::{self, BEGINNING, HASH_BYTES, Hash};
-use super::{AuditError, Line};
+use super::{AuditError, Line, read, retain};
 
 const MAGIC: &[u8; 16] = b"cleanhands aud 2";
 pub(super) const HEADER_BYTES: usize = MAGIC.len() + 8 + HASH_BYTES;
@@ -34,7 +34,7 @@ pub(super) struct Journal {
     end: u64,
     last: u64,
     head: Hash,
-    keys: HashSet<u64>,
+    index: Index,
     /// What the last record is found by: mostly the next one too.
     found_by: FoundBy,
     /// Frames that are not with the kernel yet, and how many of them are outcomes.
@@ -46,7 +46,7 @@ pub(super) struct Journal {
     unsynced: Vec<Arc<File>>,
 }
 
-fn cannot_write(error: impl std::fmt::Display) -> AuditError {
+pub(super) fn cannot_write(error: impl std::fmt::Display) -> AuditError {
     AuditError::Write(error.to_string())
 }
 
@@ -87,7 +87,7 @@ impl Journal {
             end: found.end,
             last: found.last,
             head: found.head,
-            keys: found.keys,
+            index: found.index,
             found_by: FoundBy::default(),
             waiting: Vec::new(),
             waiting_outcomes: 0,
@@ -102,6 +102,11 @@ impl Journal {
         Ok(journal)
     }
 
+    /// The first record of the current segment.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
     /// The last record that is with the kernel.
     pub(super) fn last(&self) -> u64 {
         self.last
@@ -113,8 +118,7 @@ impl Journal {
 
     /// Takes a record; it goes to the kernel with [`Journal::hand_over`].
     pub(super) fn add(&mut self, kind: AuditKind, line: &Line) {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now = now.map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
+        let now = retain::milliseconds(SystemTime::now());
         record::encode(&mut self.waiting, kind, line, now);
         self.waiting_outcomes += u64::from(kind == AuditKind::Outcome);
         if self.waiting.len() > WAITING_BYTES_MAX && kind == AuditKind::Outcome {
@@ -174,7 +178,9 @@ impl Journal {
         let mut at = 0;
         while let Some(frame) = record::frame(batch, at) {
             if !self.found_by.is_same(frame.fields) {
-                add_keys(&mut self.keys, frame.fields);
+                self.index.add(frame.fields);
+            } else if let Some(time) = record::time(frame.fields) {
+                self.index.add_time(time);
             }
             at = frame.end;
         }
@@ -187,12 +193,24 @@ impl Journal {
         let (first, file, found) = begin(&self.dir, self.last + 1, &self.head)?;
         let full = std::mem::replace(&mut self.file, Arc::new(file));
         self.unsynced.push(full);
-        let keys = std::mem::take(&mut self.keys);
+        let index = std::mem::take(&mut self.index);
         self.found_by = FoundBy::default();
-        // Without them the segment is read when it is asked for.
-        let _ = read::keep_keys(&self.dir, self.first, &keys);
+        // Without it the segment is read when it is asked for.
+        let _ = index.keep(&self.dir, self.first);
         (self.first, self.end) = (first, found.end);
         Ok(())
+    }
+
+    /// Goes on in a new segment if the first record of this one is older than `span` at `now`.
+    pub(super) fn end_segment_since(
+        &mut self,
+        now: SystemTime,
+        span: Duration,
+    ) -> Result<(), AuditError> {
+        let before = now.checked_sub(span).map(retain::milliseconds);
+        let (Some((from, _)), Some(before)) = (self.index.span(), before) else { return Ok(()) };
+        let whole = self.lock.is_some() && self.last >= self.first;
+        if whole && from < before { self.next_segment() } else { Ok(()) }
     }
 
     /// The files that a sync has to cover, with the directory when one of them is new.
@@ -254,22 +272,12 @@ impl FoundBy {
     }
 }
 
-pub(super) fn add_keys(keys: &mut HashSet<u64>, fields: &[u8]) {
-    let Some(found) = record::keys(fields) else { return };
-    let all = [("lease", found.lease), ("session", found.session)].into_iter();
-    for (kind, text) in all.chain(found.calls.split(' ').map(|call| ("call", call))) {
-        if !text.is_empty() {
-            keys.insert(read::key(kind, text));
-        }
-    }
-}
-
 /// Where the last segment ends.
 struct Found {
     end: u64,
     last: u64,
     head: Hash,
-    keys: HashSet<u64>,
+    index: Index,
     /// Bytes that followed and were no whole record.
     torn: u64,
 }
@@ -280,8 +288,8 @@ fn begin(dir: &Path, first: u64, before: &Hash) -> Result<(u64, File, Found), Au
     options.read(true).write(true).create(true).truncate(true).mode(0o600);
     let file = options.open(&path).map_err(cannot_write)?;
     file.write_all_at(&header(first, before), 0).map_err(cannot_write)?;
-    let keys = HashSet::new();
-    let found = Found { end: HEADER_BYTES as u64, last: first - 1, head: *before, keys, torn: 0 };
+    let (end, index) = (HEADER_BYTES as u64, Index::default());
+    let found = Found { end, last: first - 1, head: *before, index, torn: 0 };
     Ok((first, file, found))
 }
 
@@ -307,7 +315,7 @@ fn recover(
     if named != first {
         return Err(no_segment());
     }
-    let (mut end, mut last, mut keys) = (HEADER_BYTES, first - 1, HashSet::new());
+    let (mut end, mut last, mut index) = (HEADER_BYTES, first - 1, Index::default());
     while let Some(frame) = record::frame(&bytes, end) {
         let sound = record::chained(&head, frame.fields) == *frame.hash;
         // A record that does not fit and has others behind it is for `verify` to report; the last
@@ -316,7 +324,7 @@ fn recover(
             break;
         }
         last = record::keys(frame.fields).map_or(last + 1, |keys| keys.number);
-        add_keys(&mut keys, frame.fields);
+        index.add(frame.fields);
         (head, end) = (*frame.hash, frame.end);
     }
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(cannot_write)?;
@@ -326,5 +334,5 @@ fn recover(
         std::fs::write(aside, &bytes[end..]).map_err(cannot_write)?;
         file.set_len(end as u64).map_err(cannot_write)?;
     }
-    Ok((first, file, Found { end: end as u64, last, head, keys, torn }))
+    Ok((first, file, Found { end: end as u64, last, head, index, torn }))
 }

@@ -136,6 +136,8 @@ pub(super) fn chained(before: &Hash, fields: &[u8]) -> Hash {
 /// What a record is found by.
 pub(super) struct Keys<'a> {
     pub number: u64,
+    pub milliseconds: i64,
+    pub kind: Option<AuditKind>,
     pub lease: &'a str,
     pub session: &'a str,
     pub calls: &'a str,
@@ -145,16 +147,24 @@ pub(super) struct Keys<'a> {
 pub(super) fn keys(fields: &[u8]) -> Option<Keys<'_>> {
     let mut cursor = Cursor(fields);
     let number = cursor.number()?;
-    cursor.take(8 + 1 + 8)?;
+    let milliseconds = i64::from_le_bytes(*cursor.take(8)?.first_chunk()?);
+    let kind = KINDS.get(usize::from(cursor.take(1)?[0])).copied();
+    cursor.take(8)?;
     let mask = cursor.take(1)?[0];
     cursor.take(mask.count_ones() as usize * 8)?;
     cursor.text()?;
     let (lease, session) = (cursor.text()?.unwrap_or(""), cursor.text()?.unwrap_or(""));
     cursor.text()?;
-    Some(Keys { number, lease, session, calls: cursor.text()?.unwrap_or("") })
+    let calls = cursor.text()?.unwrap_or("");
+    Some(Keys { number, milliseconds, kind, lease, session, calls })
 }
 
-/// The bytes of all that a record is found by, from the lease to the calls.
+/// When a record was made, in milliseconds.
+pub(super) fn time(fields: &[u8]) -> Option<i64> {
+    Some(i64::from_le_bytes(*fields.get(8..)?.first_chunk()?))
+}
+
+/// The bytes of the names that a record is found by, from the lease to the calls.
 pub(super) fn names(fields: &[u8]) -> Option<&[u8]> {
     let mut cursor = Cursor(fields);
     cursor.take(8 + 8 + 1 + 8)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-fn line(path: &str) -> Line {
+pub(super) fn line(path: &str) -> Line {
     Line {
         lease: Some(LeaseId::parse("lease_a").unwrap()),
         session: Some(SessionId::parse("sesn_a").unwrap()),
@@ -21,11 +21,11 @@ fn line(path: &str) -> Line {
     }
 }
 
-fn open(dir: &tempfile::TempDir) -> Audit {
+pub(super) fn open(dir: &tempfile::TempDir) -> Audit {
     Audit::open(dir.path()).unwrap()
 }
 
-async fn all(audit: &Audit) -> Vec<ipc::vault::AuditRecord> {
+pub(super) async fn all(audit: &Audit) -> Vec<ipc::vault::AuditRecord> {
     audit.page(Filter { limit: PAGE_RECORDS_MAX, ..Filter::default() }).await.unwrap().records
 }
 
@@ -143,6 +143,57 @@ async fn pages_are_filtered_and_bounded_within_and_across_segments() {
         let found = read::segments(dir.path()).unwrap().len();
         assert_eq!(found, if segments { 6 } else { 1 });
         assert!(audit.verify().await.unwrap().problems.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn every_filter_counts_within_and_across_segments_and_pages_go_on_behind_what_was_read() {
+    for segments in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = open(&dir);
+        for (host, rule) in [("a.example", "one"), ("b.example", "two"), ("a.example", "two")] {
+            let line = Line {
+                host: Some(host.into()),
+                rule: Some(rule.into()),
+                credential: (rule == "one").then(|| "key".into()),
+                environment: Some(rule.into()),
+                ..line("/")
+            };
+            audit.allow(&line).await.unwrap();
+            audit.deny(&line).await.unwrap();
+            if segments {
+                audit.0.state().journal.fill_segment();
+            }
+        }
+        let moment: jiff::Timestamp = all(&audit).await[0].time.parse().unwrap();
+        let moment = moment.as_millisecond();
+        let text = |text: &str| Some(text.to_owned());
+        let none = Filter { limit: 9, ..Filter::default() };
+        for (filter, expected) in [
+            (Filter { kind: Some(AuditKind::Denied), ..none.clone() }, vec![2, 4, 6]),
+            (Filter { host: text("a.example"), ..none.clone() }, vec![1, 2, 5, 6]),
+            (Filter { rule: text("two"), ..none.clone() }, vec![3, 4, 5, 6]),
+            (Filter { credential: text("key"), ..none.clone() }, vec![1, 2]),
+            (Filter { environment: text("one"), after: 1, ..none.clone() }, vec![2]),
+            (Filter { since: Some(moment), ..none.clone() }, vec![1, 2, 3, 4, 5, 6]),
+            (Filter { since: Some(moment + 3_600_000), ..none.clone() }, vec![]),
+            (Filter { until: Some(moment), ..none.clone() }, vec![]),
+            (
+                Filter {
+                    rule: text("two"),
+                    host: text("a.example"),
+                    kind: Some(AuditKind::Allowed),
+                    until: Some(moment + 3_600_000),
+                    ..none.clone()
+                },
+                vec![5],
+            ),
+        ] {
+            let page = audit.page(filter).await.unwrap();
+            let found: Vec<u64> = page.records.iter().map(|record| record.seq).collect();
+            assert_eq!(found, expected, "in several segments: {segments}");
+            assert_eq!((page.last, page.newest), (6, 6));
+        }
     }
 }
 

@@ -62,10 +62,7 @@ async fn one(scene: &Scene, connection: &mut Connection, mut incoming: Incoming)
     match head(scene, &mut incoming) {
         Ok(head) => pass(scene, connection, incoming, head).await,
         Err(refusal) => {
-            let id = RequestId::random();
-            let line = head_line(scene, &id);
-            request::record_denied(&scene.daemon, line, &refusal).await;
-            reply_once(scene, connection, &refusal, &id).await;
+            refuse_unread(scene, connection, &refusal).await;
             After::Close
         }
     }
@@ -158,18 +155,19 @@ pub fn host_field(incoming: &Incoming) -> Result<String, Refusal> {
 pub async fn refuse_head(scene: &Scene, connection: &mut Connection, error: &NextError) {
     let Some(status) = error.status() else { return };
     let refusal = Refusal::denied(status, "request_malformed", error.to_string());
-    let id = RequestId::random();
-    if scene.standing.is_none() {
-        request::record_denied(&scene.daemon, head_line(scene, &id), &refusal).await;
-    }
-    reply_once(scene, connection, &refusal, &id).await;
+    refuse_unread(scene, connection, &refusal).await;
 }
 
-async fn reply_once(scene: &Scene, connection: &mut Connection, refusal: &Refusal, id: &RequestId) {
+async fn refuse_unread(scene: &Scene, connection: &mut Connection, refusal: &Refusal) {
+    let id = RequestId::random();
+    request::record_denied(&scene.daemon, head_line(scene, &id), refusal).await;
+    if let Some(standing) = &scene.standing {
+        standing.has_record();
+    }
     let mut responder = Responder::H1(connection.refusal());
     let environment = &scene.lease.environment;
     // The client may have gone; the refusal is recorded already.
-    let _ = reply::send(&mut responder, refusal, Form::Json, id, environment).await;
+    let _ = reply::send(&mut responder, refusal, Form::Json, &id, environment).await;
 }
 
 fn head_line(scene: &Scene, id: &RequestId) -> Line {

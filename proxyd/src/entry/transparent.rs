@@ -24,7 +24,7 @@ use crate::relay::exchange::Tally;
 use crate::relay::stream::Stream;
 use crate::relay::tunnel::{self, TunnelError};
 use crate::reply::Refusal;
-use crate::request::{self, Outcome, Scene};
+use crate::request::{self, Outcome, Scene, Standing};
 use crate::sys::interfaces::{self, reset_on_close};
 use crate::tls::hello;
 use crate::tls::intercept::{self, InterceptError, Intercepted};
@@ -214,7 +214,13 @@ impl Target {
         request::record_denied(&self.daemon, self.line(id, "connect"), refusal).await;
     }
 
-    fn scene(&self, scheme: Scheme, standing: Option<(RequestId, Refusal)>) -> Scene {
+    /// The refusal of all that comes on the connection.
+    fn standing(&self, refusal: Refusal) -> Arc<Standing> {
+        let line = self.line(&RequestId::random(), "connect");
+        Standing::denied(&self.daemon, line, refusal)
+    }
+
+    fn scene(&self, scheme: Scheme, standing: Option<Arc<Standing>>) -> Scene {
         Scene {
             daemon: Arc::clone(&self.daemon),
             lease: Arc::clone(&self.lease),
@@ -241,34 +247,35 @@ pub async fn enter(target: Target, incoming: Incoming) {
     }
 }
 
-/// Refuses a connection and records it.
+/// Refuses a connection and what comes on it.
 async fn deny(target: &Target, incoming: Incoming, refusal: Refusal) {
-    let id = RequestId::random();
-    target.record(&id, &refusal).await;
-    explain(target, incoming, id, refusal).await;
+    explain(target, incoming, target.standing(refusal)).await;
 }
 
 /// Tells a client why its connection leads nowhere, where its protocol has room for words.
-async fn explain(target: &Target, mut incoming: Incoming, id: RequestId, refusal: Refusal) {
+async fn explain(target: &Target, mut incoming: Incoming, standing: Arc<Standing>) {
+    // Its record is made before the client can see the end.
+    let unheard = |incoming: Incoming, standing| {
+        drop(standing);
+        incoming.reset();
+    };
     let patience = match ports::who_speaks_first(target.port) {
-        First::Server => return incoming.reset(),
+        First::Server => return unheard(incoming, standing),
         First::Client => FIRST_BYTE_REFUSED,
         First::Unknown => FIRST_BYTE_UNKNOWN,
     };
     match incoming.first_byte(patience).await {
         Some(hello::FIRST_BYTE) => {
-            // Recorded already; a client that does not trust us learns nothing more.
-            if let Ok(accepted) =
-                accept_tls(target, incoming.into_stream(), Some((id, refusal))).await
-            {
+            // A client that does not trust us learns nothing more.
+            if let Ok(accepted) = accept_tls(target, incoming.into_stream(), Some(standing)).await {
                 serve_tls(target, accepted).await;
             }
         }
         Some(byte) if byte.is_ascii_uppercase() => {
-            let scene = target.scene(Scheme::Http, Some((id, refusal)));
+            let scene = target.scene(Scheme::Http, Some(standing));
             plain(&scene, incoming.into_stream()).await;
         }
-        _ => incoming.reset(),
+        _ => unheard(incoming, standing),
     }
 }
 
@@ -316,14 +323,14 @@ async fn plain(scene: &Scene, mut stream: Stream) {
 }
 
 /// A connection whose TLS ended here, and why all its requests are refused, if they are.
-type Accepted = (Intercepted, Option<(RequestId, Refusal)>);
+type Accepted = (Intercepted, Option<Arc<Standing>>);
 
 /// Ends the client's TLS. A name in the hello that is not the verified one is answered in its own
 /// name, with a refusal.
 async fn accept_tls(
     target: &Target,
     stream: Stream,
-    standing: Option<(RequestId, Refusal)>,
+    standing: Option<Arc<Standing>>,
 ) -> Result<Accepted, Refusal> {
     let failed = |reason: String| Refusal::denied(403, "tls_client", reason);
     let hello = hello::read(stream).await.map_err(|error| failed(error.to_string()))?;
@@ -334,7 +341,7 @@ async fn accept_tls(
         None => target.host.clone(),
     };
     let standing = match standing {
-        None if named != target.host => Some(refuse_name(target, &named).await),
+        None if named != target.host => Some(refuse_name(target, &named)),
         other => other,
     };
     let authority = target.lease.names.authority();
@@ -363,13 +370,10 @@ async fn serve_tls(target: &Target, (intercepted, standing): Accepted) {
     }
 }
 
-async fn refuse_name(target: &Target, named: &Host) -> (RequestId, Refusal) {
+fn refuse_name(target: &Target, named: &Host) -> Arc<Standing> {
     let verified = target.host.authority(target.port);
     let reason = format!("the client hello names {named} on a connection to {verified}");
-    let refusal = Refusal::denied(421, "server_name_mismatch", reason);
-    let id = RequestId::random();
-    target.record(&id, &refusal).await;
-    (id, refusal)
+    target.standing(Refusal::denied(421, "server_name_mismatch", reason))
 }
 
 /// Passes bytes both ways where no rule needs to see them.
@@ -382,11 +386,7 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
     line.generation = generation;
     let place = match target.lease.requests.take(1) {
         Ok(place) => place,
-        Err(error) => {
-            let refusal = error.into();
-            target.record(&id, &refusal).await;
-            return explain(target, incoming, id, refusal).await;
-        }
+        Err(error) => return deny(target, incoming, error.into()).await,
     };
     let flow = Flow::Tunnel { host: target.host.clone(), port: target.port };
     let flow = target.lease.flows.enter(flow, Given { generation, credential: None });
@@ -401,7 +401,7 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
             let refusal = Refusal::from(error);
             outcome.refused(&refusal);
             drop((outcome, place));
-            return explain(target, incoming, id, refusal).await;
+            return explain(target, incoming, Standing::failed(id, refusal)).await;
         }
     };
     outcome.line.address = Some(upstream.address.to_string());
