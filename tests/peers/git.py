@@ -11,11 +11,13 @@ from support import Claims, Place, free_port, port_answers, wait_for
 
 HOST = "git.example"
 TOKEN = "ghs_SECRET-CANARY-git-" + os.urandom(12).hex()
+# What an LFS server of another kind gives to its clients for a while.
+LFS_KEY = "LFS-CANARY-" + os.urandom(12).hex()
 POLICY = """
     description = "Work on one repository, with push, and read another"
     [[egress.allow]]
     hosts = ["git.example"]
-    git = { repositories = ["acme/widget"], push = true }
+    git = { repositories = ["acme/widget", "acme/large"], push = true }
     credential = "git"
     addresses = ["127.0.0.1/32"]
     [[egress.allow]]
@@ -24,9 +26,21 @@ POLICY = """
     credential = "git"
     addresses = ["127.0.0.1/32"]
     [[egress.allow]]
+    hosts = ["placed.example"]
+    git = { repositories = ["acme/widget"], push = true }
+    credential = "placed"
+    addresses = ["127.0.0.1/32"]
+    [[egress.allow]]
     hosts = ["lfs.example"]
     methods = ["GET", "POST"]
-    paths = ["/acme/widget.git/info/lfs/**"]
+    paths = ["/acme/widget.git/info/lfs/**", "/acme/keyed.git/info/lfs/**"]
+    credential = "lfs"
+    lfs = true
+    addresses = ["127.0.0.1/32"]
+    [[egress.allow]]
+    hosts = ["lfs.example"]
+    methods = ["GET", "POST"]
+    paths = ["/acme/closed.git/info/lfs/**"]
     credential = "lfs"
     addresses = ["127.0.0.1/32"]
     [[egress.allow]]
@@ -38,6 +52,12 @@ POLICY = """
     secret = "local:git"
     inject = { basic = { user = "x-access-token" } }
     hosts = ["lfs.example"]
+    [credentials.placed]
+    secret = "local:git"
+    inject = { placeholder = ["basic"] }
+    hosts = ["placed.example"]
+    env = "PLACED_TOKEN"
+    shape = "ghs_"
     [credentials.git]
     secret = "local:git"
     inject = { basic = { user = "x-access-token" } }
@@ -104,6 +124,45 @@ LFS = """
     cmp w/large.bin again/large.bin && echo "the object arrived"
 """
 
+# A push that is sent in pieces for a while, and the way back. The files are kept as they are, since what
+# is measured is not how fast git packs.
+LARGE = """
+    set -e
+    git config --global user.email agent@example.invalid
+    git config --global user.name agent
+    git config --global core.compression 0
+    git config --global core.bigFileThreshold 1m
+    git init -q -b main large && cd large
+    for i in $(seq 15); do head -c 10485760 /dev/urandom > part$i; done
+    git add . && git commit -qm "150 MiB"
+    git push -q https://git.example/acme/large.git main
+    sum=$(cat part* | sha256sum)
+    cd .. && rm -rf large && git clone -q https://git.example/acme/large.git back
+    test "$sum" = "$(cat back/part* | sha256sum)" && echo "the same $(du -cb back/part* | tail -1 | cut -f1)"
+"""
+# What people do who have a token: in the address, and from a helper.
+PLACED = """
+    set -e
+    git config --global user.email agent@example.invalid
+    git config --global user.name agent
+    cd /tmp
+    case $PLACED_TOKEN in ghs_*) echo shaped;; esac
+    git clone -q "https://x-access-token:$PLACED_TOKEN@placed.example/acme/widget.git" a
+    echo "address $(cat a/seed.txt)"
+    git -C a remote set-url origin https://placed.example/acme/widget.git
+    if git -C a ls-remote origin 2>/dev/null; then echo "without a password, and taken"; fi
+    git config --global credential.helper \
+        '!f() { echo username=x-access-token; echo "password=$PLACED_TOKEN"; }; f'
+    git clone -q https://placed.example/acme/widget.git b
+    echo "helper $(cat b/seed.txt)"
+    cd b && echo b > b && git add b && git commit -qm b && git push -q origin HEAD:helped
+    echo "pushed $(git rev-parse HEAD)"
+"""
+# The batch request itself, as an LFS client makes it.
+BATCH = """curl -sS -H 'Accept: application/vnd.git-lfs+json' -H 'Content-Type: application/vnd.git-lfs+json' \
+    -d '{"operation": "download", "objects": [{"oid": "00", "size": 1}]}' -w '\\n%{http_code}\\n' \
+    https://lfs.example/acme/NAME.git/info/lfs/objects/batch"""
+
 
 def repository(root, name):
     path = root / "repos" / "acme" / name
@@ -125,6 +184,9 @@ with Place() as place:
     root = place.root
     widget = repository(root, "widget.git")
     repository(root, "readonly.git")
+    large = repository(root, "large.git")
+    subprocess.run(["git", "-c", "safe.directory=*", "-C", str(large), "update-ref", "-d", "refs/heads/main"],
+                   check=True)
     users = root / "htpasswd"
     htpasswd = shutil.which("htpasswd")
     subprocess.run([htpasswd, "-bc", str(users), "x-access-token", TOKEN], check=True, capture_output=True)
@@ -134,7 +196,7 @@ with Place() as place:
     place.start("fcgiwrap", [program, "-c", "2", "-s", f"unix:{root}/fcgi.sock"], env=users_only)
     wait_for("fcgiwrap's socket", 10, (root / "fcgi.sock").exists)
     backend = subprocess.run(["git", "--exec-path"], check=True, capture_output=True, text=True).stdout.strip()
-    port = place.nginx(HOST, f"""
+    location = f"""
         location ~ ^/.*\\.git/ {{
           auth_basic "git"; auth_basic_user_file {users};
           client_max_body_size 0; fastcgi_request_buffering off;
@@ -145,23 +207,30 @@ with Place() as place:
           fastcgi_param GIT_PROTOCOL $http_git_protocol;
           fastcgi_param HTTP_CONTENT_ENCODING $http_content_encoding;
         }}
+    """
+    placed, (cert, key) = free_port(), place.certificate("placed.example")
+    port = place.nginx(HOST, location, before=f"""
+        server {{ listen 127.0.0.1:{placed} ssl http2; server_name placed.example;
+          ssl_certificate {cert}; ssl_certificate_key {key}; {location} }}
     """)
     lfs, objects = free_port(), free_port()
     (root / "objects").mkdir()
     server = pathlib.Path(__file__).resolve().parent / "lfs_server.py"
     place.start("lfs", [sys.executable, str(server), str(lfs), *place.certificate("lfs.example"), str(objects),
-                        *place.certificate("objects.example"), f"x-access-token:{TOKEN}", str(root / "objects")])
+                        *place.certificate("objects.example"), f"x-access-token:{TOKEN}", str(root / "objects")],
+                env={**os.environ, "LFS_KEY": LFS_KEY})
     wait_for("the LFS server to listen", 15, lambda: port_answers(lfs) and port_answers(objects))
-    place.cleanhands({"git": POLICY}, {HOST: port, "lfs.example": lfs, "objects.example": objects})
+    place.cleanhands({"git": POLICY}, {HOST: port, "placed.example": placed, "lfs.example": lfs,
+                                       "objects.example": objects})
     place.store_secret("git", TOKEN)
 
-    inside = place.command("exec", "--environment", "git", "--", "bash", "-c", INSIDE)
-    shown = (inside.stdout + inside.stderr).decode(errors="replace") + place.log("up")
+    first = place.command("exec", "--environment", "git", "--", "bash", "-c", INSIDE)
+    shown = (first.stdout + first.stderr).decode(errors="replace") + place.log("up")
     claims.holds("clone, commit and push from inside a sandbox work with no token inside",
-                 inside.returncode == 0 and b"seed line" in inside.stdout, shown)
+                 first.returncode == 0 and b"seed line" in first.stdout, shown)
     head = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(widget), "rev-parse", "main"],
                           check=True, capture_output=True).stdout.strip()
-    claims.holds("the server has the pushed commit", head and head in inside.stdout, shown)
+    claims.holds("the server has the pushed commit", head and head in first.stdout, shown)
 
     refused = place.command(
         "exec", "--environment", "git", "--", "bash", "-c",
@@ -189,18 +258,45 @@ with Place() as place:
                  "not forced, and taken" not in told and words["forced"][0] == words["forced"][1], told)
     claims.holds("tags were pushed and the branch is gone", {"refs/tags/v1", "refs/tags/light"} <= set(lines)
                  and words["deleted"] == ["0"], told)
-    large = place.command("exec", "--environment", "git", "--", "bash", "-c", LFS)
-    told = (large.stdout + large.stderr).decode(errors="replace")
+    inside = lambda script, seconds=120: place.command("exec", "--environment", "git", "--", "bash", "-c", script,
+                                                       timeout=seconds)
+    text = lambda done: (done.stdout + done.stderr).decode(errors="replace")
+    pushed = inside(LARGE, 900)
+    claims.holds("150 MiB are pushed and cloned again", pushed.returncode == 0
+                 and b"the same 157286400" in pushed.stdout, text(pushed) + place.log("up")[-3000:])
+    by_placeholder = inside(PLACED)
+    told, lines = text(by_placeholder), by_placeholder.stdout.decode().split("\n")
+    claims.holds("a clone whose address has the placeholder for a password works, and one with a helper",
+                 by_placeholder.returncode == 0 and {"address seed line", "helper seed line", "shaped"} <= set(lines),
+                 told + place.log("up")[-3000:])
+    claims.holds("who brings no placeholder is let in by nobody", "without a password, and taken" not in told, told)
+    helped = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(widget), "rev-parse", "helped"],
+                            check=True, capture_output=True, text=True).stdout.strip()
+    claims.holds("the server has what was pushed with the helper's placeholder", f"pushed {helped}" in lines, told)
+
+    lfs = inside(LFS)
     claims.holds("an LFS object on another host arrives both ways, and no credential goes there",
-                 large.returncode == 0 and b"the object arrived" in large.stdout, told + place.log("up")[-3000:])
-    denied = place.command("exec", "--environment", "git", "--", "bash", "-c",
-                           LFS.replace("https://lfs.example/acme", "https://lfs.example/other"))
-    said = (denied.stdout + denied.stderr).decode(errors="replace")
-    claims.holds("LFS that no rule names fails with the reason", denied.returncode != 0
-                 and "not_listed" in said, said)
+                 lfs.returncode == 0 and b"the object arrived" in lfs.stdout, text(lfs) + place.log("up")[-3000:])
+    elsewhere = inside(LFS.replace("https://lfs.example/acme", "https://lfs.example/other"))
+    claims.holds("LFS that no rule names fails with the reason", elsewhere.returncode != 0
+                 and "not_listed" in text(elsewhere), text(elsewhere))
+    keyed = inside(LFS.replace("widget.git/info/lfs", "keyed.git/info/lfs"))
+    claims.holds("an object arrives with the header that the LFS server gives, where the rule says lfs = true",
+                 keyed.returncode == 0 and b"the object arrived" in keyed.stdout, text(keyed) + place.log("up")[-3000:])
+    batch = inside(BATCH.replace("NAME", "keyed"))
+    claims.holds("which the sandbox sees, as the manual says", LFS_KEY.encode() in batch.stdout, text(batch))
+    closed = inside(LFS.replace("widget.git/info/lfs", "closed.git/info/lfs"))
+    claims.holds("LFS fails with the reason where the rule has a credential and does not say so",
+                 closed.returncode != 0 and "lfs_not_allowed" in text(closed), text(closed))
+    shut = inside(BATCH.replace("NAME", "closed"))
+    claims.holds("nothing of what an LFS server gives gets into the sandbox there",
+                 shut.stdout.endswith(b"\n403\n") and LFS_KEY.encode() not in shut.stdout + closed.stdout, text(shut))
+    claims.holds("and the LFS server was asked for nothing", "/acme/closed.git" not in place.log("lfs")
+                 and "/acme/keyed.git" in place.log("lfs"), place.log("lfs"))
 
     needles = [TOKEN.encode(), base64.b64encode(f"x-access-token:{TOKEN}".encode())]
-    seen = b"".join(done.stdout + done.stderr for done in (inside, refused, more, large, denied))
+    seen = b"".join(done.stdout + done.stderr for done in (
+        first, refused, more, pushed, by_placeholder, lfs, elsewhere, keyed, batch, closed, shut))
     claims.holds("the token is in no output", not any(n in seen for n in needles))
     found, read = place.files_holding(needles)
     claims.holds(f"the token is in none of {read} files", not found and read > 10, str(found))

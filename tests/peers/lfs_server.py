@@ -1,6 +1,7 @@
 """A server of git LFS on two hosts: one answers the batch request and demands the credential, the
 other keeps the objects behind signed links, and refuses whoever brings an Authorization field, as
-stores of that kind do.
+stores of that kind do. For the repository `keyed` it gives no signed links but a header to show there,
+with the key of LFS_KEY. It prints the path of each batch request.
 
 `lfs_server.py API_PORT API_CERT API_KEY OBJECTS_PORT OBJECTS_CERT OBJECTS_KEY USER:TOKEN DIR`
 """
@@ -9,6 +10,7 @@ import base64
 import hashlib
 import http.server
 import json
+import os
 import pathlib
 import ssl
 import sys
@@ -18,6 +20,7 @@ API, OBJECTS = sys.argv[1:4], sys.argv[4:7]
 WANTED = "Basic " + base64.b64encode(sys.argv[7].encode()).decode()
 KEPT = pathlib.Path(sys.argv[8])
 OBJECTS_HOST, SIGNATURE = "objects.example", "signed=4f1d"
+KEY = "RemoteAuth " + os.environ["LFS_KEY"]
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
@@ -51,11 +54,15 @@ class Batch(Quiet):
             return self.answer(401, b"{}")
         if not self.path.endswith("/info/lfs/objects/batch"):
             return self.answer(404, b"{}")
+        print(self.path, flush=True)
         batch = json.loads(asked)
         objects = []
         for wanted in batch["objects"]:
             oid, size = wanted["oid"], wanted["size"]
             link = {"href": f"https://{OBJECTS_HOST}/store/{oid}?{SIGNATURE}", "expires_in": 600}
+            if self.path.startswith("/acme/keyed.git/"):
+                link["href"] = f"https://{OBJECTS_HOST}/store/{oid}"
+                link["header"] = {"Authorization": KEY}
             actions = {} if batch["operation"] == "upload" and (KEPT / oid).exists() else {batch["operation"]: link}
             objects.append({"oid": oid, "size": size, "authenticated": True, "actions": actions})
         self.answer(200, json.dumps({"transfer": "basic", "objects": objects}).encode())
@@ -64,7 +71,9 @@ class Batch(Quiet):
 class Store(Quiet):
     def refused(self):
         oid = self.path.split("?")[0].rsplit("/", 1)[-1]
-        if "Authorization" in self.headers or not self.path.endswith("?" + SIGNATURE):
+        # A link or a header, and never both.
+        signed, shown = self.path.endswith("?" + SIGNATURE), self.headers.get("Authorization")
+        if (shown is not None if signed else shown != KEY):
             self.body() if self.command == "PUT" else None
             self.answer(400, b"only one way to sign in is allowed", "text/plain")
             return None
