@@ -85,6 +85,8 @@ class Place:
     def __enter__(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="cleanhands-peers."))
         self.processes = []
+        # What is secret here, and how a report calls it.
+        self.secrets = {}
         return self
 
     def __exit__(self, *_):
@@ -100,7 +102,7 @@ class Place:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start(self, name, argv, **options):
-        log = open(self.root / f"{name}.log", "wb")
+        log = open(self.root / f"{name}.log", "ab")
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             **options)
@@ -157,6 +159,7 @@ class Place:
     def cleanhands(self, policies, upstreams, models="", proxyd=""):
         """Starts `cleanhands up`; `policies` maps names to texts, `upstreams` hosts to ports, and
         `proxyd` is more of that daemon's configuration."""
+        self.hosts = list(upstreams)
         for name in ("run", "state", "policies", "config"):
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
         for name, text in policies.items():
@@ -170,18 +173,28 @@ class Place:
         (self.root / "config/harnessd.toml").write_text(textwrap.dedent(models))
         for path in (self.root / "config").iterdir():
             path.chmod(0o600)
-        self.start("up", [COMMAND, "up", *self.places()])
-        socket_path = self.root / "run/harnessd.sock"
-        up = self.processes[-1][1]
+        self.begin()
+        return self.root / "run/harnessd.sock"
+
+    def begin(self):
+        log = self.root / "up.log"
+        said = self.log("up").count("| ready: ") if log.exists() else 0
+        self.up = self.start("up", [COMMAND, "up", *self.places()])
 
         def served():
-            if up.poll() is not None:
+            if self.up.poll() is not None:
                 raise SystemExit(f"FAILED: cleanhands up ended:\n{self.log('up')}\n0 passed, 1 failed")
             # It says so when all three serve, in whatever order they came to.
-            return "| ready: " in self.log("up")
+            return self.log("up").count("| ready: ") > said
 
         wait_for("cleanhands up to serve", 30, served)
-        return socket_path
+
+    def restart(self):
+        """Ends `cleanhands up` and begins it again over the same state."""
+        self.processes.remove(("up", self.up))
+        os.killpg(self.up.pid, signal.SIGTERM)
+        self.up.wait(60)
+        self.begin()
 
     def places(self):
         return [
@@ -200,6 +213,7 @@ class Place:
             timeout=timeout)
 
     def store_secret(self, name, value):
+        self.secrets[value.encode()] = f"secret {name}"
         done = self.command("secret", "set", name, stdin=value.encode())
         if done.returncode:
             raise SystemExit(f"FAILED: secret set {name}: {done.stderr.decode()}\n0 passed, 1 failed")
