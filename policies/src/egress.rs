@@ -9,6 +9,7 @@ mod lfs;
 
 use core::fmt;
 use core::net::IpAddr;
+use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -91,6 +92,8 @@ pub(crate) struct Rule {
     pub certificate: Option<Arc<Credential>>,
     /// How much each lease may do under it.
     pub budget: Option<Arc<Budget>>,
+    /// How long an operator has to say yes, where one has to.
+    pub ask: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -276,6 +279,7 @@ impl Rule {
             credential: mcp.credential.clone(),
             certificate: mcp.certificate.clone(),
             budget: None,
+            ask: None,
         }
     }
 }
@@ -316,6 +320,21 @@ impl Permit {
     /// How much the lease may do under the rule.
     pub fn budget(&self) -> Option<&Arc<Budget>> {
         self.rule.budget.as_ref()
+    }
+
+    /// How long whatever it is for waits for an operator's answer, where the rule asks for one:
+    /// without it nothing may go.
+    pub fn asks(&self) -> Option<Duration> {
+        self.rule.ask
+    }
+
+    /// What the rule is, wherever it stands: an answer counts for the rule that asked, as long as
+    /// it allows what it did then.
+    pub fn mark(&self) -> String {
+        let Rule { hosts, ports, plaintext, methods, paths, git, lfs, .. } = &*self.rule;
+        let Rule { addresses, credential, certificate, .. } = &*self.rule;
+        let matched = (hosts, ports, plaintext, methods, paths, git, lfs);
+        format!("{matched:?} {:?}", (addresses, credential, certificate))
     }
 
     pub fn host(&self) -> &Host {
@@ -401,6 +420,9 @@ impl fmt::Display for Rule {
         }
         for credential in self.credentials() {
             write!(f, "; credential {}", credential.name)?;
+        }
+        if let Some(within) = self.ask {
+            write!(f, "; asks an operator ({} s)", within.as_secs())?;
         }
         if let Some(budget) = &self.budget {
             write!(f, "; {}", budget.quotas)?;

@@ -18,6 +18,8 @@ pub struct Explanation {
     /// `allowed by egress.allow[2], credential "github"`, or the reason of the denial.
     pub outcome: String,
     pub allowed: bool,
+    /// How many seconds an operator has to say yes, where the rule asks for that.
+    pub asks: Option<u64>,
     pub hint: Option<String>,
 }
 
@@ -58,11 +60,16 @@ pub fn explain(policy: &Policy, request: &EgressRequest<'_>) -> Explanation {
             );
             let budget =
                 permit.budget().map_or_else(String::new, |budget| format!(", {}", budget.quotas));
-            let outcome = format!("allowed by {}{credential}{budget}", permit.rule());
-            Explanation { steps, outcome, allowed: true, hint: None }
+            let asks = permit.asks().map(|within| within.as_secs());
+            let once = asks.map_or_else(String::new, |seconds| {
+                format!(", once an operator has said yes within {seconds} s")
+            });
+            let outcome = format!("allowed by {}{credential}{budget}{once}", permit.rule());
+            Explanation { steps, outcome, allowed: true, asks, hint: None }
         }
         Decision::Denied(denial) => {
-            Explanation { steps, outcome: denial.reason, allowed: false, hint: denial.hint }
+            let (outcome, hint) = (denial.reason, denial.hint);
+            Explanation { steps, outcome, allowed: false, asks: None, hint }
         }
     }
 }

@@ -42,6 +42,7 @@ pub const KEYS: &[(&str, &[&str])] = &[
     ("egress", egress::EGRESS),
     ("egress.allow", egress::ALLOW),
     ("egress.allow.git", egress::GIT),
+    ("egress.allow.ask", egress::ASK),
     ("mcp.NAME", egress::MCP),
     ("credentials.NAME", credentials::CREDENTIAL),
     ("credentials.NAME.inject", inject::INJECT),

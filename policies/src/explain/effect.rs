@@ -33,6 +33,8 @@ pub enum Effect {
         addresses: Vec<String>,
         /// The connection is passed on without a look.
         unread: bool,
+        /// How many seconds an operator has to say yes, where one has to.
+        asks: Option<u64>,
         /// How much a lease may do under the rule.
         quotas: Quotas,
     },
@@ -287,7 +289,7 @@ impl Pair<'_> {
             return None;
         }
         let (carries, addresses, quotas) = (Vec::new(), Vec::new(), Quotas::default());
-        let read = Effect::Allowed { carries, addresses, unread: false, quotas };
+        let read = Effect::Allowed { carries, addresses, unread: false, quotas, asks: None };
         Some(Change {
             place: place.to_owned(),
             methods: Vec::new(),
@@ -353,8 +355,9 @@ fn of_permit(permit: &Permit, unread: bool) -> Effect {
     let carried = [permit.credential(), permit.certificate()];
     let carries = carried.into_iter().flatten().map(|credential| print(credential)).collect();
     let addresses = permit.addresses().iter().map(ToString::to_string).collect();
+    let asks = permit.asks().map(|within| within.as_secs());
     let quotas = permit.budget().map(|budget| budget.quotas).unwrap_or_default();
-    Effect::Allowed { carries, addresses, unread, quotas }
+    Effect::Allowed { carries, addresses, unread, quotas, asks }
 }
 
 impl Effect {
@@ -365,7 +368,7 @@ impl Effect {
 
 impl fmt::Display for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Allowed { carries, addresses, unread, quotas } = self else {
+        let Self::Allowed { carries, addresses, unread, quotas, asks } = self else {
             return f.write_str("denied");
         };
         f.write_str(if *unread { "passed on unread" } else { "allowed" })?;
@@ -377,6 +380,9 @@ impl fmt::Display for Effect {
         }
         if !quotas.is_empty() {
             write!(f, ", {quotas}")?;
+        }
+        if let Some(seconds) = asks {
+            write!(f, ", once an operator has said yes within {seconds} s")?;
         }
         Ok(())
     }

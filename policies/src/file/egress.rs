@@ -1,5 +1,6 @@
 //! Reads `[[egress.allow]]` and `[mcp.NAME]`: what may leave.
 
+use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use super::credentials::Credentials;
 use super::groups::Groups;
 use super::is_name;
 use super::reader::{Reader, Section, Span, Spanned};
+use super::units;
 use crate::address::{AddressClass, AddressRange, always_forbidden, classify, sensitive};
 use crate::credential::Credential;
 use crate::egress::budget::{Budget, Quotas};
@@ -30,13 +32,18 @@ pub(crate) const ALLOW: &[&str] = &[
     "plaintext",
     "rate",
     "bytes",
+    "ask",
 ];
 pub(crate) const GIT: &[&str] = &["repositories", "push"];
+pub(crate) const ASK: &[&str] = &["within"];
 pub(crate) const MCP: &[&str] = &["url", "credential", "addresses"];
 
 const HTTPS: u16 = 443;
 const HTTP: u16 = 80;
 const DNS: u16 = 53;
+/// Less than a tool call has, as shipped: whoever sent the request reads why it was denied.
+const ASK_WITHIN: Duration = Duration::from_secs(90);
+const ASK_WITHIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A rule as it stands in the file: its hosts with positions, its credentials by name.
 pub(crate) struct RawRule {
@@ -138,8 +145,26 @@ fn rule(reader: &mut Reader<'_>, section: &Section<'_>, groups: &Groups) -> RawR
             credential: None,
             certificate: None,
             budget: None,
+            ask: ask(reader, section),
         },
     }
+}
+
+/// How long an operator has to answer, where the rule asks.
+fn ask(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<Duration> {
+    if !section.is_table("ask") {
+        return section.boolean(reader, "ask").filter(|asks| *asks).map(|_| ASK_WITHIN);
+    }
+    let ask = section.section(reader, "ask")?;
+    ask.check_keys(reader, ASK);
+    let Some(within) = ask.string(reader, "within") else { return Some(ASK_WITHIN) };
+    let span = units::time(&within.value);
+    match span {
+        Ok(span) if !span.is_zero() && span <= ASK_WITHIN_MAX => return Some(span),
+        Ok(_) => reader.error(&within.span, "an operator has \"1s\" to \"24h\" to answer"),
+        Err(why) => reader.error(&within.span, why),
+    }
+    None
 }
 
 /// An address among the hosts names itself; one that is never dialled is a mistake.

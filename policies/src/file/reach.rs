@@ -42,13 +42,14 @@ pub(super) fn check(reader: &mut Reader<'_>, rule: &RawRule, earlier: &[RawRule]
     }
 }
 
-/// Whether the other rule lets something through that this one, were it first, would not, or leaves
-/// out what this one puts in.
+/// Whether the other rule lets something through that this one, were it first, would not, or would
+/// ask about, or leaves out what this one puts in.
 fn means_less(other: &RawRule, rule: &RawRule) -> bool {
     let pushes = |rule: &Rule| rule.git.as_ref().is_some_and(|git| git.push);
     let injects = |own: &str| other.credentials.iter().any(|name| name.value == own);
     // Credentials are not linked yet, so they are asked for by name.
     (rule.rule.inspects() && !other.rule.inspects())
+        || (rule.rule.ask.is_some() && other.rule.ask.is_none())
         || rule.credentials.iter().any(|name| !injects(&name.value))
         || (rule.rule.git.is_some() && pushes(&other.rule) && !pushes(&rule.rule))
         || (!rule.quotas.is_empty() && rule.quotas != other.quotas)

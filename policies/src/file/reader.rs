@@ -138,6 +138,10 @@ impl<'t> Section<'t> {
         self.table.get(key).is_some_and(Item::is_str)
     }
 
+    pub fn is_table(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(Item::is_table_like)
+    }
+
     /// Where a key stands; the whole table if it is absent.
     pub fn span_of(&self, key: &str) -> Span {
         self.table.get(key).map_or_else(|| self.span.clone(), |item| self.key_span(key, item))
