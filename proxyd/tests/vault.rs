@@ -79,13 +79,17 @@ impl Vault {
     }
 
     fn spawn(directory: &Path, key: &str, says: Stdio) -> Vault {
+        Self::spawn_by(Command::new(PROXYD), directory, key, says)
+    }
+
+    /// By a command that starts proxyd with the arguments that are given to it.
+    fn spawn_by(mut command: Command, directory: &Path, key: &str, says: Stdio) -> Vault {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let policies = self::directory();
         let file = policies.path().join("dev.toml");
         std::fs::write(&file, POLICY).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
-        let mut command = Command::new(PROXYD);
         command
             .arg("vault")
             .arg(directory)
@@ -266,6 +270,46 @@ fn its_memory_holds_no_value_after_use_and_nobody_else_may_read_it() {
             assert_ne!(mappings_with(&vault, &memory, b"github"), Vec::<String>::new());
         }
     }
+}
+
+#[test]
+fn its_keys_lie_in_locked_memory_that_not_even_root_can_read_where_the_kernel_hides_it() {
+    let dir = directory();
+    let vault = Vault::start(dir.path());
+    let status = std::fs::read_to_string(vault.proc("status")).unwrap();
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    let locked: u64 = locked.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+
+    // The key that wraps, the one of rows, the one of placeholders: a page each.
+    assert!(locked >= 12, "{locked} KiB are locked");
+    if rustix::process::geteuid().is_root() {
+        use std::os::unix::fs::FileExt;
+        let maps = std::fs::read_to_string(vault.proc("maps")).unwrap();
+        let memory = std::fs::File::open(vault.proc("mem")).unwrap();
+        for line in maps.lines().filter(|line| line.contains("secretmem")) {
+            let begin = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+            assert!(memory.read_exact_at(&mut [0; 32], begin).is_err(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn where_its_keys_cannot_be_locked_it_does_not_start_and_says_what_to_do() {
+    // Root locks what it wants; what becomes of a key then, sys/keys.rs shows for root as well.
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = directory();
+    let key = format!("created-file:{}", dir.path().join("vault.key").display());
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -l 0 && exec \"$0\" \"$@\"", PROXYD]);
+    let mut vault = Vault::spawn_by(limited, dir.path(), &key, Stdio::inherit());
+
+    let (open, _) = vault.read().unwrap();
+
+    assert_eq!(open["why"], "key");
+    assert!(open["text"].as_str().unwrap().contains("LimitMEMLOCK="), "{open}");
+    assert_eq!(vault.wait(), Some(78));
 }
 
 fn mappings_with(vault: &Vault, memory: &std::fs::File, wanted: &[u8]) -> Vec<String> {

@@ -1,4 +1,5 @@
-//! What confines a command of the operator's, and ends what it leaves behind.
+//! What confines a command of the operator's and the worker that starts it, and ends what a command
+//! leaves behind.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,14 @@ const SYSTEM: &[&str] = &[
     "/dev/urandom",
     "/dev/zero",
 ];
+
+/// What a command may touch, besides the system's programs.
+#[derive(Clone, Copy)]
+pub struct Reach<'a> {
+    pub program: &'a Path,
+    pub read: &'a [PathBuf],
+    pub write: &'a [PathBuf],
+}
 
 /// Orphans of commands come to this process.
 pub fn adopt_orphans() -> io::Result<()> {
@@ -84,30 +93,61 @@ fn pid(number: u32) -> Option<Pid> {
 ///
 /// What the worker gave up before stays given up: privileges by set-uid programs, core files, the
 /// system calls of `worker::only_commands`.
-pub fn confine(
-    program: &Path,
-    read: &[PathBuf],
-    write: &[PathBuf],
-    hidden: &[PathBuf],
-) -> Result<(), ConfineError> {
+pub fn confine(reach: Reach<'_>, hidden: &[PathBuf]) -> Result<(), ConfineError> {
     let failed = |error: rustix::io::Errno| ConfineError::Landlock(error.to_string());
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed)?;
     // The worker made it the leader of a group already, in which case it cannot lead a session.
     let _ = rustix::process::setsid();
     super::vault::close_all_but_standard()
         .map_err(|error| ConfineError::Landlock(error.to_string()))?;
-    let system: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
-    let mut rules = Vec::new();
-    let run = AccessFs::from_read(ABI::V5) & !AccessFs::IoctlDev;
-    for path in [&system, read, &[program.to_owned()]].into_iter().flat_map(|p| without(p, hidden))
-    {
-        rules.push((path, run));
+    let mut read = system();
+    read.extend(reach.read.iter().cloned().chain([reach.program.to_owned()]));
+    restrict(rules(&read, reach.write, hidden))
+}
+
+/// Confines the worker, before it starts the first command, to what all of them together may touch
+/// and to this program, which becomes them. A file that a command may touch can be replaced by
+/// another while the worker runs, so for the worker it is the directory around it; each command is
+/// confined to its own on top of that.
+pub fn confine_worker<'a>(
+    commands: impl IntoIterator<Item = Reach<'a>>,
+    hidden: &[PathBuf],
+) -> Result<(), ConfineError> {
+    let (mut read, mut write) = (system(), Vec::new());
+    for reach in commands {
+        read.extend(reach.read.iter().map(|path| around(path)).chain([around(reach.program)]));
+        write.extend(reach.write.iter().map(|path| around(path)));
     }
-    for path in without(write, hidden) {
-        rules.push((path, AccessFs::from_all(ABI::V5) & !(AccessFs::Execute | AccessFs::IoctlDev)));
-    }
-    rules.push((PathBuf::from("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile));
+    let mut rules = rules(&read, &write, hidden);
+    // Wherever it lies, and whatever lies there by now.
+    rules.push((PathBuf::from("/proc/self/exe"), AccessFs::ReadFile | AccessFs::Execute));
     restrict(rules)
+}
+
+fn system() -> Vec<PathBuf> {
+    SYSTEM.iter().map(PathBuf::from).collect()
+}
+
+/// A directory itself; of anything else, and of what is not there yet, the directory that holds it.
+fn around(path: &Path) -> PathBuf {
+    if path.is_dir() {
+        return path.to_owned();
+    }
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    real.parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+fn rules(
+    read: &[PathBuf],
+    write: &[PathBuf],
+    hidden: &[PathBuf],
+) -> Vec<(PathBuf, BitFlags<AccessFs>)> {
+    let run = AccessFs::from_read(ABI::V5) & !AccessFs::IoctlDev;
+    let change = AccessFs::from_all(ABI::V5) & !(AccessFs::Execute | AccessFs::IoctlDev);
+    let read = without(read, hidden).into_iter().map(|path| (path, run));
+    let write = without(write, hidden).into_iter().map(|path| (path, change));
+    let null = (PathBuf::from("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile);
+    read.chain(write).chain([null]).collect()
 }
 
 fn restrict(rules: Vec<(PathBuf, BitFlags<AccessFs>)>) -> Result<(), ConfineError> {
@@ -159,6 +199,48 @@ fn without(paths: &[PathBuf], hidden: &[PathBuf]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_worker_reaches_what_commands_may_and_never_what_is_hidden() {
+        use super::super::filter::trial::{End, apart};
+        let dir = tempfile::tempdir().unwrap();
+        let root = std::fs::canonicalize(dir.path()).unwrap();
+        for path in ["state", "bin", "input", "output", "foreign"] {
+            std::fs::create_dir(root.join(path)).unwrap();
+        }
+        for path in ["state/key", "bin/op", "bin/next", "input/file", "foreign/file"] {
+            std::fs::write(root.join(path), "x").unwrap();
+        }
+        let hidden = [root.join("state")];
+        let reads = |path: &str| std::fs::read(root.join(path)).is_ok();
+        let writes = |path: &str| std::fs::write(root.join(path), "y").is_ok();
+
+        let end = apart(|| {
+            let (read, write) = ([root.join("input"), root.join("state")], [root.join("output")]);
+            let reach = Reach { program: &root.join("bin/op"), read: &read, write: &write };
+            if confine_worker([reach], &hidden).is_err() {
+                return 255;
+            }
+            // A program that was replaced is still one.
+            std::fs::rename(root.join("bin/next"), root.join("bin/op")).ok();
+            let own = std::process::Command::new("/proc/self/exe").arg("--help").output();
+            let can = [
+                reads("input/file"),
+                reads("bin/op"),
+                writes("output/new"),
+                own.is_ok_and(|own| own.status.success()),
+                !reads("state/key"),
+                !reads("foreign/file"),
+                !writes("input/new"),
+                !writes("bin/op"),
+                !writes("foreign/new"),
+                std::fs::read_dir(&root).is_err(),
+            ];
+            can.iter().position(|right| !right).map_or(0, |wrong| wrong as i32 + 1)
+        });
+
+        assert_eq!(end, End::Code(0));
+    }
 
     #[test]
     fn what_is_hidden_is_left_out_of_whatever_holds_it() {

@@ -3,10 +3,14 @@
 #![allow(unsafe_code)]
 
 pub mod accounts;
+mod calls;
 pub mod command;
+mod filter;
 pub mod interfaces;
+pub mod keys;
 pub mod packet;
 pub mod process;
+mod programs;
 pub mod vault;
 pub mod wipe;
 pub mod worker;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus,
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
 /// Why the process could not be confined; it must not serve then.
@@ -49,6 +49,20 @@ pub fn descriptors() -> usize {
 /// Confines the calling thread, and all threads it starts later, to these files. `read` and
 /// `write` are directories or files; those that do not exist are left out.
 pub fn confine_files(read: &[PathBuf], write: &[PathBuf]) -> Result<(), ConfineError> {
+    confine(read, write, BitFlags::EMPTY)
+}
+
+/// The same for a process that only reads files. Where the kernel knows how (ABI 6), it signals no
+/// other process and connects to no abstract socket either.
+pub fn confine_reader(read: &[PathBuf]) -> Result<(), ConfineError> {
+    confine(read, &[], Scope::from_all(ABI::V6))
+}
+
+fn confine(
+    read: &[PathBuf],
+    write: &[PathBuf],
+    scopes: BitFlags<Scope>,
+) -> Result<(), ConfineError> {
     // ABI 2 is the floor of the project; what newer kernels know is handled on top of it, so
     // that it is refused too, and must be fully enforced as well.
     let failed = |error: landlock::RulesetError| ConfineError::Landlock(error.to_string());
@@ -59,9 +73,11 @@ pub fn confine_files(read: &[PathBuf], write: &[PathBuf]) -> Result<(), ConfineE
         .map_err(failed)?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(handled)
-        .map_err(failed)?
-        .create()
         .map_err(failed)?;
+    if !scopes.is_empty() {
+        rules = rules.scope(scopes).map_err(failed)?;
+    }
+    let mut rules = rules.create().map_err(failed)?;
     for (paths, access) in [(read, AccessFs::from_read(ABI::V5)), (write, handled)] {
         for path in paths {
             let Some(fd) = open(path)? else { continue };

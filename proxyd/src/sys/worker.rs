@@ -4,7 +4,8 @@
 use std::io;
 
 use rustix::process::Signal;
-use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
+
+use super::{calls, programs};
 
 /// The calling process ends with the one that started it.
 pub fn end_with_parent() -> io::Result<()> {
@@ -25,64 +26,17 @@ pub fn leave_ends_to_parent() -> io::Result<()> {
     Ok(())
 }
 
-/// What neither worker has any use for: other processes' memory and descriptors, namespaces and
-/// mounts, the kernel's own machinery.
-const NEVER: &[i64] = &[
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_bpf,
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_userfaultfd,
-    libc::SYS_perf_event_open,
-    libc::SYS_io_uring_setup,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_kexec_load,
-];
-
-/// What reaches beyond a process that only opens connections.
-const NOT_OUTWARDS: &[i64] = &[
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_kill,
-    libc::SYS_tkill,
-];
-
-/// It opens connections and does nothing else that reaches beyond it: no program is started, no
-/// connection taken, no other process looked into, no namespace entered. What files it may read is
-/// Landlock's part.
+/// It opens connections over IP and does nothing else that reaches beyond it: no program is
+/// started, no connection taken, no other process looked into, no namespace entered. What files it
+/// may read is Landlock's part.
 pub fn only_outwards() -> io::Result<()> {
-    refuse(NEVER.iter().chain(NOT_OUTWARDS))
+    calls::network().load()
 }
 
 /// It starts commands, and they may do what ordinary programs do. They inherit this, and that no
 /// program gives them privileges.
 pub fn only_commands() -> io::Result<()> {
-    rustix::thread::set_no_new_privs(true)?;
-    refuse(NEVER.iter())
-}
-
-fn refuse<'a>(calls: impl Iterator<Item = &'a i64>) -> io::Result<()> {
-    let arch = if cfg!(target_arch = "x86_64") { TargetArch::x86_64 } else { TargetArch::aarch64 };
-    let rules = calls.map(|call| (*call, Vec::new())).collect();
-    let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch);
-    let program: seccompiler::BpfProgram =
-        filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
-    seccompiler::apply_filter(&program).map_err(io::Error::other)
+    programs::commands().load()
 }
 
 #[cfg(test)]
@@ -96,7 +50,6 @@ mod tests {
 
         // The filter holds for the thread, so the other tests stay free.
         let can = std::thread::spawn(move || {
-            rustix::thread::set_no_new_privs(true).unwrap();
             only_outwards().unwrap();
             let own = rustix::process::getpid();
             [

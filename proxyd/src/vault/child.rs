@@ -250,7 +250,6 @@ impl Child {
         crate::sys::vault::confine(directory, read)?;
         let (store, own_key, notes) = keys.open(directory)?;
         let child = Self::over(store, source.word(), policies)?;
-        let notes = notes.into_iter().chain(child.notes).collect();
         let (files, backends) = (Files::below(secrets, own), Remote(backends));
         Ok(Self { files, backends, own_key, notes, _held: held, ..child })
     }
@@ -261,10 +260,6 @@ impl Child {
         policies: &Path,
     ) -> Result<Self, VaultError> {
         let authorities = Authorities::open(&mut store, now_unsigned())?;
-        let mut notes = Vec::new();
-        if !store.keys_are_locked() {
-            notes.push("the vault's keys can be swapped out: the memory-lock limit is 0".into());
-        }
         Ok(Self {
             store,
             mints: Mints::default(),
@@ -275,7 +270,7 @@ impl Child {
             authorities,
             key_source,
             own_key: rekey::Own::default(),
-            notes,
+            notes: Vec::new(),
             _held: None,
             clock: Box::new(now_unsigned),
         })

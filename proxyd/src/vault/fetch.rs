@@ -66,10 +66,11 @@ fn run(args: Vec<OsString>) -> Result<(), String> {
     let outbound = Outbound::new(&config.way_out, config.resolver.clone());
     let outbound = outbound.map_err(|error| text(&error))?;
     let read: Vec<PathBuf> = start::readable(&config);
-    process::confine_files(&read, &[]).map_err(|error| text(&error))?;
-    worker::only_outwards().map_err(|error| text(&error))?;
+    process::confine_reader(&read).map_err(|error| text(&error))?;
+    // It makes sockets of its own of a kind that is not to be had afterwards.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| text(&error))?;
+    worker::only_outwards().map_err(|error| text(&error))?;
     let outcome = runtime.block_on(async {
         socket.set_nonblocking(true).map_err(|error| text(&error))?;
         let socket = UnixStream::from_std(socket).map_err(|error| text(&error))?;

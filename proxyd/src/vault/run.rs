@@ -1,7 +1,8 @@
 //! The vault's worker for commands: runs one of the operator's commands, brings its output.
 //!
 //! A process of its own, started by proxyd with a socket to the vault child as standard input. It
-//! has no way to the store and asks the vault nothing. The vault names a command; what that is
+//! has no way to the store and asks the vault nothing; it reaches the files that its commands may
+//! have, and does what ordinary programs do. The vault names a command; what that is
 //! stands in the configuration that this process read at its start.
 //!
 //! A command is started by this same program in the role [`COMMAND_ROLE`], which gives up what the
@@ -33,6 +34,7 @@ use super::secret::Secret;
 use super::wire::{self, Fetched, Run};
 use crate::config::{Arguments, Command, Config, Program};
 use crate::start;
+use crate::sys::command::Reach;
 use crate::sys::{command, process, worker};
 
 /// What this program is told to be.
@@ -81,6 +83,8 @@ fn run(exec: &SelfExec, args: Vec<OsString>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| text(&error))?;
     let exec = SelfExec { prefix: exec.prefix.clone() };
+    let programs = config.backends.commands.values().map(|known| reach(&known.program));
+    command::confine_worker(programs, &hidden).map_err(|error| text(&error))?;
     worker::only_commands().map_err(|error| text(&error))?;
     let turns = Semaphore::new(COMMANDS_MAX);
     let place = Arc::new(Place { exec, config, hidden, turns, running: Running::default() });
@@ -93,6 +97,11 @@ fn run(exec: &SelfExec, args: Vec<OsString>) -> Result<(), String> {
         }
         Ok(())
     })
+}
+
+/// What one of them may touch, besides the system's programs.
+fn reach(program: &Program) -> Reach<'_> {
+    Reach { program: Path::new(&program.argv[0]), read: &program.read, write: &program.write }
 }
 
 /// Until the vault has gone; commands under way are ended then.
@@ -233,7 +242,7 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
         return ExitCode::from(2);
     };
     let path = Path::new(&program.argv[0]);
-    if let Err(error) = command::confine(path, &program.read, &program.write, &hidden) {
+    if let Err(error) = command::confine(reach(&program), &hidden) {
         ipc::say::line(format_args!("proxyd vault-command: {error}"));
         return ExitCode::from(command::CANNOT);
     }

@@ -19,7 +19,7 @@ use super::VaultError;
 use super::key::{KEY_BYTES, Material, derive};
 use super::seal::{fill, seal, unseal};
 use super::secret::Secret;
-use crate::sys::vault::LockedKey;
+use crate::sys::keys::LockedKey;
 use crate::tls::ca::Kept;
 
 /// Versions kept of each secret: the current one and the one before.
@@ -158,11 +158,6 @@ impl Store {
         })?;
         self.placeholders.bytes_mut().copy_from_slice(key);
         Ok(())
-    }
-
-    /// Whether the keys are kept from being swapped out.
-    pub(super) fn keys_are_locked(&self) -> bool {
-        [&self.wrapping, &self.rows, &self.placeholders].iter().all(|key| key.is_locked())
     }
 
     /// Stores a value as the next version of `name`; on disk when it returns.
