@@ -80,7 +80,7 @@ Exit status:
   78   a policy file is wrong";
 
 /// A time span as in policies, of some length.
-fn time(text: &str) -> Result<Duration, String> {
+pub fn time(text: &str) -> Result<Duration, String> {
     match policies::time_span(text)? {
         Duration::ZERO => Err("that is no time at all".to_owned()),
         span => Ok(span),
@@ -153,6 +153,9 @@ pub enum Command {
     Session(Session),
     /// Show what was allowed out and what was denied, and why
     Audit(Audit),
+    /// Show what waits for an operator's yes, and answer
+    #[command(subcommand)]
+    Question(crate::question::Questions),
     /// Check policy files
     #[command(subcommand)]
     Policy(Policy),

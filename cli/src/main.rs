@@ -22,6 +22,7 @@ mod lease;
 mod man;
 mod place;
 mod policy;
+mod question;
 mod run;
 mod secret;
 mod session;
@@ -99,6 +100,7 @@ async fn perform(args: Args) -> Result<ExitCode, Failure> {
         Command::Session(what) => session::session(&global, what).await,
         Command::Audit(options) => audit::audit(&global, options).await,
         Command::Ca(what) => ca::ca(&global, what).await,
+        Command::Question(what) => question::question(&global, what).await,
         Command::Policy(what) => policy::policy(&global, what).await,
         Command::Doctor => doctor::doctor(&global).await,
         Command::Completions { shell } => completions::print(shell),

@@ -95,6 +95,8 @@ ids! {
     CallId = "call";
     /// One exchange seen by proxyd, or one API request.
     RequestId = "req";
+    /// What proxyd asks an operator about one request.
+    QuestionId = "ask";
     /// A directory that a caller has shown it may use as a workspace.
     WorkspaceId = "ws";
 }

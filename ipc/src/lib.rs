@@ -26,6 +26,7 @@ pub mod in_force;
 pub mod layout;
 pub mod lease;
 pub mod peer;
+pub mod question;
 pub mod reach;
 pub mod sandbox;
 pub mod say;

@@ -70,7 +70,9 @@ fn told(policy: &Policy, asked: &Asked, method: &str) -> Told {
     let (connection, allowed) = match policy.at_connect(&asked.host, asked.port) {
         ConnectDecision::Deny(denial) => (format!("denied: {denial}"), false),
         ConnectDecision::Tunnel(permit) => {
-            (format!("passed on unread by {}: no request is looked at", permit.rule()), true)
+            let asks = permit.asks().map_or("", |_| ", once an operator has said yes");
+            let rule = permit.rule();
+            (format!("passed on unread by {rule}{asks}: no request is looked at"), true)
         }
         ConnectDecision::Inspect => {
             ("requests are read, each is judged by itself".to_owned(), true)
@@ -109,6 +111,7 @@ fn told(policy: &Policy, asked: &Asked, method: &str) -> Told {
     let json = json!({
         "allowed": explained.allowed, "connection": connection, "rules": steps,
         "outcome": explained.outcome, "hint": explained.hint, "credentials": carried,
+        "asks_within_seconds": explained.asks,
     });
     Told { allowed: explained.allowed, text, json }
 }
