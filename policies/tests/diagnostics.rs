@@ -135,6 +135,12 @@ const MISTAKES: &[(&str, &str, &str)] = &[
         "3:1",
         "says already",
     ),
+    (
+        "[[egress.allow]]\nhosts = [\"a.example\"]\nlfs = true\n\
+         git = { repositories = [\"a/b\"] }",
+        "3:1",
+        "paths = [\"/owner/name.git/info/lfs/**\"]",
+    ),
     // Credentials.
     (
         "[[egress.allow]]\nhosts = [\"a.example\"]\ncredential = \"c\"",
