@@ -240,7 +240,8 @@ async fn policies_and_secrets(layout: &Layout, serving: &[Daemon]) -> Vec<Findin
     let Ok(stored) = secret::names(&proxyd).await else {
         return findings;
     };
-    let text = format!("{} secrets, key from {}", stored.len(), vault.key_source);
+    let own = stored.iter().filter(|secret| secret.version > 0).count();
+    let text = format!("{own} secrets, key from {}", vault.key_source);
     findings.push(Finding::new("vault", Grade::Good, text));
     for policy in names.iter().filter_map(|name| set.environment(name)) {
         // What lies elsewhere is not the vault's to know.

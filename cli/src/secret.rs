@@ -102,15 +102,18 @@ async fn list(global: &Global, proxyd: &Client) -> Result<ExitCode, Failure> {
         term::line("no secrets; `cleanhands secret set NAME` stores one")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let heads = ["NAME", "VERSION", "STORED", "LAST USED", "STATE"];
+    let heads = ["NAME", "KEPT", "VERSION", "STORED", "LAST USED", "EXPIRES", "STATE"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     rows.extend(secrets.into_iter().map(|s| {
+        let none = || "-".to_owned();
         let used = s.last_used_at.unwrap_or_else(|| "never".into());
-        match s.version {
+        let expires = s.expires_at.unwrap_or_else(none);
+        let (version, stored, used) = match s.version {
             // Somebody else keeps it.
-            0 => vec![s.name, "-".into(), "-".into(), "-".into(), s.state],
-            version => vec![s.name, version.to_string(), s.created_at, used, s.state],
-        }
+            0 => (none(), none(), none()),
+            version => (version.to_string(), s.created_at, used),
+        };
+        vec![s.name, s.kept, version, stored, used, expires, s.state]
     }));
     term::write_out(term::columns(&rows).as_bytes())?;
     Ok(ExitCode::SUCCESS)

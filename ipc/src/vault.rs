@@ -56,14 +56,23 @@ pub struct Health {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretInfo {
-    /// For what somebody else keeps, and refuses, as a policy names it.
+    /// For what somebody else keeps, as a policy names it.
     pub name: String,
+    /// Where: `vault`, `file`, `exec`, `openbao` or `aws`.
+    #[serde(default)]
+    pub kept: String,
     /// 0 where somebody else keeps it.
     pub version: u64,
-    /// RFC 3339; since when it is refused, where somebody else keeps it.
+    /// RFC 3339; where somebody else keeps it, since when it is refused, or empty.
     pub created_at: String,
     pub last_used_at: Option<String>,
-    /// `ready` or `needs_login`.
+    /// RFC 3339: the end of a certificate, of a token that was had for the secret, or of a value
+    /// that somebody else keeps, where it was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+    /// `ready` or `needs_login`; `unusable` or `expired` for certificates; where somebody else
+    /// keeps it, `unasked` as long as nothing of it is had, and `unavailable` for a file that
+    /// cannot be read.
     pub state: String,
 }
 

@@ -49,7 +49,9 @@ pub async fn text(daemon: &Daemon) -> Result<String, VaultError> {
     out.counter("leaf_evictions_total", "Hosts that made room for others.", &[(&[], evicted)]);
     let mut secrets: BTreeMap<String, u64> =
         [("ready", 0), ("needs_login", 0)].map(|(k, n)| (k.to_owned(), n)).into();
-    for secret in daemon.vault.list().await? {
+    let listed = daemon.vault.list().await?.into_iter();
+    // Of what others keep only what they refuse.
+    for secret in listed.filter(|secret| secret.version > 0 || secret.state == "needs_login") {
         *secrets.entry(secret.state).or_default() += 1;
     }
     out.labelled("gauge", "secrets", "Secrets of the embedded vault.", "state", &secrets);

@@ -287,10 +287,14 @@ impl Scene {
         change(&mut self.server.lock().unwrap());
     }
 
-    async fn state(&self, name: &str) -> Option<String> {
+    async fn secret(&self, name: &str) -> Option<SecretInfo> {
         let list: serde_json::Value = self.proxyd.control().get("/v1/secrets").await.unwrap();
         let secrets: Vec<SecretInfo> = serde_json::from_value(list["secrets"].clone()).unwrap();
-        secrets.into_iter().find(|secret| secret.name == name).map(|secret| secret.state)
+        secrets.into_iter().find(|secret| secret.name == name)
+    }
+
+    async fn state(&self, name: &str) -> Option<String> {
+        self.secret(name).await.map(|secret| secret.state)
     }
 }
 
@@ -484,7 +488,10 @@ async fn a_role_that_is_denied_needs_a_login_visibly_and_is_not_asked_for_each_r
     // Another key is another attempt.
     scene.put("AKIAREAL0000000REAL0:SECRET-CANARY-new").await;
     assert_eq!(scene.ask_signed().await.0, 200);
-    assert_eq!(scene.state("aws-role:deploy").await, None);
+    let role = scene.secret("aws-role:deploy").await.unwrap();
+    assert_eq!((&role.state[..], &role.kept[..], role.version), ("ready", "aws", 0));
+    let end: jiff::Timestamp = role.expires_at.unwrap().parse().unwrap();
+    assert!(end > jiff::Timestamp::now());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,6 +28,14 @@ async fn ask(lease: &Lease) -> (String, String) {
     (head[9..12].to_owned(), String::from_utf8_lossy(&body).into_owned())
 }
 
+/// Where the one secret is kept, and its state.
+async fn listed(proxyd: &Proxyd) -> (String, String) {
+    let list: serde_json::Value = proxyd.control().get("/v1/secrets").await.unwrap();
+    let text = |key: &str| list["secrets"][0][key].as_str().unwrap().to_owned();
+    assert!(text("name").starts_with("file:/"), "{list}");
+    (text("kept"), text("state"))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_a_moved_link_brings_is_used_and_its_echo_does_not_come_back() {
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -71,6 +79,7 @@ async fn a_value_that_a_moved_link_brings_is_used_and_its_echo_does_not_come_bac
     .await;
 
     assert_eq!(seen.lock().unwrap()[0], "Bearer FILE-CANARY-one");
+    assert_eq!(listed(&proxyd).await, ("file".to_owned(), "ready".to_owned()));
     assert!(!proxyd.log().contains("CANARY"));
 }
 
@@ -90,6 +99,7 @@ async fn a_file_outside_of_the_operators_directories_is_not_read() {
 
         assert_eq!(status, "503", "{body}");
         assert!(body.contains("secret_unavailable") && !body.contains("CANARY"), "{body}");
+        assert_eq!(listed(&proxyd).await, ("file".to_owned(), "unavailable".to_owned()));
     }
     assert_eq!(upstream.connections(), 0);
 }

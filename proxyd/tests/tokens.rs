@@ -192,7 +192,10 @@ async fn fifty_requests_without_a_token_cause_one_flight_and_a_restart_loses_not
     let basic = "Basic Y2xlYW5oYW5kczpDTElFTlQtQ0FOQVJZ";
     let shown = "grant_type=refresh_token&refresh_token=REFRESH-CANARY-0&scope=read%20write";
     assert_eq!(scene.asked(), [format!("{basic} {shown}")]);
-    assert_eq!(scene.secret("refresh").await.version, 2);
+    let listed = scene.secret("refresh").await;
+    assert_eq!((listed.version, &listed.kept[..]), (2, "vault"));
+    let end: jiff::Timestamp = listed.expires_at.unwrap().parse().unwrap();
+    assert!(end > jiff::Timestamp::now());
 
     // The token of before serves on, and when it is refused the rotated one gets another.
     scene.proxyd.restart().await;

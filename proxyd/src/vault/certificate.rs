@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 use super::VaultError;
 use super::child::{Answer, Child, now_unsigned};
 use super::secret::Secret;
+use super::store::rfc3339;
 use super::wire::{Form, Named, Reply};
 
 /// What a key may sign with, the most widely understood first.
@@ -197,8 +198,9 @@ impl Child {
         }
     }
 
-    /// The secrets, with what is wrong with those that policies use as certificates.
-    pub(super) fn listed(&mut self) -> Result<Vec<SecretInfo>, VaultError> {
+    /// The secrets of the store, with the end of those that policies use as certificates and what
+    /// is wrong with them.
+    pub(super) fn stored(&mut self) -> Result<Vec<SecretInfo>, VaultError> {
         let mut secrets = self.store.list()?;
         for secret in &mut secrets {
             if self.known.shows(&secret.name) {
@@ -206,6 +208,9 @@ impl Child {
                 if let Some(state) = state(&value, (self.clock)()) {
                     state.clone_into(&mut secret.state);
                 }
+                secret.expires_at = Pair::read(&value)
+                    .and_then(|pair| pair.validity())
+                    .map_or(None, |(_, end)| Some(rfc3339(end)));
             }
         }
         Ok(secrets)

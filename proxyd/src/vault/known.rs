@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use policies::{Backend, Credential, Host, PolicySet};
+use policies::{Backend, Credential, Host, PolicySet, SecretRef};
 use sha2::{Digest, Sha256};
 
 use super::VaultError;
@@ -121,6 +121,15 @@ impl Known {
         };
         let environments = self.set.names().filter_map(|name| self.set.environment(name));
         environments.into_iter().any(|policy| policy.credentials.values().any(shows))
+    }
+
+    /// The secrets of policies that are not the store's.
+    pub fn elsewhere(&mut self) -> Vec<SecretRef> {
+        self.look(Instant::now());
+        let environments = self.set.names().filter_map(|name| self.set.environment(name));
+        let credentials = environments.flat_map(|policy| policy.credentials.values());
+        let secrets = credentials.map(|credential| &credential.secret);
+        secrets.filter(|secret| secret.backend != Backend::Local).cloned().collect()
     }
 
     fn names_at(&mut self, secret: &str, now: Instant) -> bool {

@@ -17,6 +17,7 @@ use policies::{Backend, Grant, GrantKind, SecretRef};
 
 use super::VaultError;
 use super::child::{Answer, Child, now};
+use super::listing::place;
 use super::secret::Secret;
 use super::store::rfc3339;
 use super::wire::Form;
@@ -141,6 +142,8 @@ struct Kept {
     forced: bool,
     /// The upstream refuses it, and another one is on its way.
     refused: bool,
+    /// Its end was said.
+    ends: bool,
     got: Instant,
     /// Another one is fetched from now on, and this one used meanwhile.
     ahead: Instant,
@@ -201,11 +204,23 @@ impl Mints {
     pub fn refused(&self) -> impl Iterator<Item = SecretInfo> {
         self.refusals.iter().map(|(name, (since, _))| SecretInfo {
             name: name.clone(),
+            kept: place(name).to_owned(),
             version: 0,
             created_at: rfc3339(*since),
             last_used_at: None,
+            expires_at: None,
             state: "needs_login".to_owned(),
         })
+    }
+
+    /// What is had of secrets that somebody else keeps, and how long it serves where its end was
+    /// said.
+    pub fn elsewhere(&self) -> impl Iterator<Item = (String, Option<Duration>)> {
+        let now = Instant::now();
+        let serving = self.kept.iter().filter(move |(key, kept)| {
+            key.stored().is_none() && !key.is_for_registry() && !kept.refused && now < kept.end
+        });
+        serving.map(move |(key, kept)| (key.listed(), kept.ends.then(|| kept.end - now)))
     }
 
     /// Whether an answer is under way that may bring another refresh token: the server takes the
@@ -253,6 +268,7 @@ impl Mints {
             Some(kept) if same(&kept) => kept.before,
             other => other.map(|kept| kept.value),
         };
+        let ends = !matches!(life, Life::Fresh(..));
         let (ahead, due, end) = match life {
             Life::Until(life) => until(life, AHEAD),
             Life::Session(life) => until(life, SESSION_AHEAD),
@@ -262,7 +278,8 @@ impl Mints {
         };
         let serial = self.serials;
         let [ahead, due, end] = [ahead, due, end].map(|time| got + time.min(YEAR));
-        let kept = Kept { value, before, serial, forced, refused: false, got, ahead, due, end };
+        let refused = false;
+        let kept = Kept { value, before, serial, forced, refused, ends, got, ahead, due, end };
         self.paused.remove(&key);
         self.refusals.remove(&key.listed());
         if key.is_for_registry() && !self.kept.contains_key(&key) {

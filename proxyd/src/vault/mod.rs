@@ -19,6 +19,7 @@ pub mod fetch;
 mod files;
 pub mod key;
 mod known;
+mod listing;
 mod mint;
 mod oauth;
 pub mod placeholder;

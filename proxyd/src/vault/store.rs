@@ -214,7 +214,8 @@ impl Store {
             .prepare_cached(
                 "SELECT name, max(version), created_at,
                         (SELECT at FROM used WHERE used.name = secret.name),
-                        (SELECT version FROM login WHERE login.name = secret.name)
+                        (SELECT version FROM login WHERE login.name = secret.name),
+                        (SELECT max(ends) FROM token WHERE token.name = secret.name)
                  FROM secret GROUP BY name ORDER BY name",
             )
             .map_err(&read)?;
@@ -224,9 +225,11 @@ impl Store {
                 let refused = row.get::<_, Option<u64>>(4)? == Some(version);
                 Ok(SecretInfo {
                     name: row.get(0)?,
+                    kept: "vault".into(),
                     version,
                     created_at: rfc3339(row.get(2)?),
                     last_used_at: row.get::<_, Option<i64>>(3)?.map(rfc3339),
+                    expires_at: row.get::<_, Option<i64>>(5)?.map(rfc3339),
                     state: if refused { "needs_login" } else { "ready" }.into(),
                 })
             })
