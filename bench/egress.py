@@ -11,10 +11,12 @@ busy    requests of ten sandboxes at a hundred a second each, alone and beside a
         sixteen connections ask as fast as they can: the worst of a hundred
 audit   records that are on disk, a second, through the audit's own code (proxyd's example
         bench_audit)
+render  what a credential costs that the vault's process renders, each for a host not seen before
+        (proxyd's example bench_render): time and CPU of both processes
 
 What is compared takes turns; figures are medians over the rounds.
 
-  egress.py [--rounds N] [--rows new1,cold,keep1,touch,pull,busy,audit]
+  egress.py [--rounds N] [--rows new1,cold,keep1,touch,pull,busy,audit,render]
 """
 
 import argparse
@@ -30,7 +32,7 @@ from proxy import open_lease
 from support import COMMAND, Place, wait_for
 
 LOADGEN = os.environ["LOADGEN"]
-ROWS = ("new1", "cold", "keep1", "touch", "pull", "busy", "audit")
+ROWS = ("new1", "cold", "keep1", "touch", "pull", "busy", "audit", "render")
 WEB, RAW = "web.example", "raw.example"
 SECRET = "SECRET-CANARY-egress-0123456789"
 POLICY = """
@@ -162,6 +164,20 @@ def audit(place, rounds):
     print(f"audit   {rate:9.0f} durable records/s   CPU {cpu:.2f} us a record", flush=True)
 
 
+def render(place, rounds):
+    program = os.environ["BENCH_RENDER"]
+    rates = []
+    for number in range(rounds):
+        directory = place.root / f"render-{number}"
+        done = subprocess.run([program, str(directory)], capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise SystemExit(f"{program} failed: {done.stderr}")
+        rates.append(json.loads(done.stdout))
+    middle = {key: statistics.median(one[key] for one in rates) for key in rates[0]}
+    print(f"render  {middle['render_us']:9.1f} us each, of a round trip on such a socket "
+          f"{middle['render_us'] / middle['trip_us']:.2f}   CPU {middle['cpu_us']:.1f} us", flush=True)
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(prog="bench/run egress")
     parser.add_argument("--rounds", type=int, default=3)
@@ -172,7 +188,7 @@ def main(arguments):
         parser.error(f"{' '.join(unknown)}: there are {', '.join(ROWS)}")
     with Place() as place:
         print(f"egress    medians of {a.rounds} rounds, load average {os.getloadavg()[0]:.1f}")
-        if set(rows) - {"audit"}:
+        if set(rows) - {"audit", "render"}:
             ports = start(place)
             for row in ("new1", "cold", "keep1"):
                 if row in rows:
@@ -183,6 +199,8 @@ def main(arguments):
                 busy(place, a.rounds)
         if "audit" in rows:
             audit(place, a.rounds)
+        if "render" in rows:
+            render(place, a.rounds)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ ROWS = {
     "new8": ("new", 8, 2.5, ()),
     "cold": ("cold:{}", 1, 0.4, ()),
     "down": ("down", 1, 3, ()),
+    "gzip": ("gzip", 1, 3, ()),
     "up": ("up", 1, 3, ()),
     "sse": ("sse", 1, 2, ()),
     "mem": ("idle", 1000, 1, ("direct",)),
@@ -204,7 +205,7 @@ def show(row, results):
             print(f"{row:7} {name:22} idle {middle(name, 'idle_mib'):6.1f} MiB   with 1000 connections"
                   f" {middle(name, 'loaded_mib'):6.1f} MiB   each {middle(name, 'each_kib'):5.1f} KiB")
             continue
-        rate = "mb_s" if row in ("down", "up") else "rps"
+        rate = "mb_s" if row in ("down", "gzip", "up") else "rps"
         ratio = lambda base, key: (f"{middle(name, key) / middle(base, key):5.2f}"
                                    if base in results and middle(base, key) else "    -")
         text = f"{row:7} {name:22} {middle(name, rate):9.0f} {'MB/s ' if rate == 'mb_s' else 'req/s'}"

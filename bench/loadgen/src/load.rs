@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::Failure;
 use crate::client::{Target, read_answer, read_head};
-use crate::serve::{EVENTS, LARGE_BYTES};
+use crate::serve::{EVENTS, GZIP_BYTES, LARGE_BYTES};
 
 /// Connections, leaf certificates and caches are warm by then.
 const WARM_UP: Duration = Duration::from_millis(700);
@@ -26,6 +26,8 @@ pub enum Kind {
     /// A connection for each request, each to a name not seen before: `h0.HOST` counted from here.
     Cold(usize),
     Down,
+    /// A compressed answer; its bytes are counted as they are without that.
+    Gzip,
     Up,
     /// Event streams: time to the first byte, and how long each event took from there.
     Events,
@@ -43,6 +45,7 @@ impl FromStr for Kind {
                 "h2" => Self::Http2,
                 "new" => Self::New,
                 "down" => Self::Down,
+                "gzip" => Self::Gzip,
                 "up" => Self::Up,
                 "sse" => Self::Events,
                 "idle" => Self::Idle,
@@ -111,6 +114,7 @@ fn report(plan: &Plan, mut times: Times, cpu: Duration, spent: Duration) {
     let per = cpu.as_secs_f64() * 1e6 / requests.max(1) as f64;
     let bytes = match plan.kind {
         Kind::Down | Kind::Up => requests * LARGE_BYTES,
+        Kind::Gzip => requests * GZIP_BYTES,
         _ => 0,
     } as f64;
     let gib = (bytes / f64::from(1 << 30)).max(f64::MIN_POSITIVE);
@@ -160,6 +164,9 @@ async fn requests(target: &Target, kind: Kind, window: Window) -> Result<Times, 
     let host = &target.host;
     let ask = match kind {
         Kind::Down => format!("GET /down HTTP/1.1\r\nhost: {host}\r\n\r\n"),
+        Kind::Gzip => {
+            format!("GET /gzip HTTP/1.1\r\nhost: {host}\r\naccept-encoding: gzip\r\n\r\n")
+        }
         Kind::Up => {
             format!("POST /up HTTP/1.1\r\nhost: {host}\r\ncontent-length: {LARGE_BYTES}\r\n\r\n")
         }

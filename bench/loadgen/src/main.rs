@@ -5,8 +5,8 @@
 //! `front.key`, a certificate for a reverse proxy that stands before it.
 //!
 //! `loadgen load KIND HOST VIA CA CONNECTIONS SECONDS [PID…]` puts it under load and prints one
-//! JSON line. KIND is one of `keep`, `h2`, `new`, `cold:FIRST`, `down`, `up`, `sse`, `idle` (see
-//! `load`). VIA is `HOST:PORT`, or `names:PORT` where each host's own address is dialled, or
+//! JSON line. KIND is one of `keep`, `h2`, `new`, `cold:FIRST`, `down`, `gzip`, `up`, `sse`, `idle`
+//! (see `load`). VIA is `HOST:PORT`, or `names:PORT` where each host's own address is dialled, or
 //! `unix:PATH` for a proxy that takes CONNECT there with the token in the variable LEASE_TOKEN. CPU
 //! time and memory are those of the PIDs.
 //!
