@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -234,6 +235,12 @@ async fn reap(mut child: Child, stuck: bool) {
         child.wait()
     });
     if let Ok(Ok(status)) = reaped.await {
-        tracing::debug!(%status, "vault process ended");
+        match status.signal() {
+            Some(libc::SIGSYS) => tracing::error!(
+                "a process of the vault's asked the kernel for what only an attack needs, and was \
+                 ended"
+            ),
+            _ => tracing::debug!(%status, "vault process ended"),
+        }
     }
 }
