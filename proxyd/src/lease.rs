@@ -3,6 +3,7 @@
 //! A lease lives as long as its connection ([`serve`]). When that ends, its listeners and flows
 //! end at once; its name bindings stay for a grace time unless the holder closed it properly.
 
+pub mod budgets;
 pub mod flow;
 pub mod names;
 pub mod notes;
@@ -27,6 +28,7 @@ use crate::audit::Line;
 use crate::policy::Generation;
 use crate::tls::authority::AuthorityId;
 use crate::upstream::Behalf;
+use budgets::Budgets;
 use flow::Flows;
 use names::Names;
 use notes::Notes;
@@ -51,6 +53,7 @@ pub struct Lease {
     session: OnceLock<SessionId>,
     pub names: Names,
     pub flows: Flows,
+    pub budgets: Budgets,
     pub notes: Notes,
     /// Room for its clients' connections.
     pub room: Arc<Room>,
@@ -79,7 +82,7 @@ impl Lease {
     fn new(
         open: Open,
         terms: &Terms,
-        names: Names,
+        (names, budgets): (Names, Budgets),
         (shares, sockets): (&Shares, Taken),
         end: CancellationToken,
     ) -> Self {
@@ -100,6 +103,7 @@ impl Lease {
             session: open.session.map_or_else(OnceLock::new, OnceLock::from),
             names,
             flows: Flows::default(),
+            budgets,
             notes: Notes::default(),
             room: shares.connections(harness),
             requests: shares.requests(harness),
@@ -250,6 +254,8 @@ struct Graced {
     until: Instant,
     /// What its clients trust.
     authority: Option<AuthorityId>,
+    /// What it has used; nothing where proxyd has started since.
+    budgets: Budgets,
 }
 
 impl Leases {
@@ -264,7 +270,8 @@ impl Leases {
             let entry = entry?;
             if let Some(id) = entry.file_name().to_str().and_then(|n| LeaseId::parse(n).ok()) {
                 let authority = Names::trusted(&entry.path());
-                table.graced.insert(id, Graced { until, authority });
+                let budgets = Budgets::default();
+                table.graced.insert(id, Graced { until, authority, budgets });
             }
         }
         let (dir, shares, forgotten) = (dir.to_owned(), Shares::here(), Notify::new());
@@ -295,7 +302,8 @@ impl Leases {
         match names.and_then(|names| names.settle(choose).map(|()| names)) {
             Ok(names) => {
                 let shares = (&self.shares, sockets);
-                let lease = Arc::new(Lease::new(open, terms, names, shares, end));
+                let kept = (names, graced.map(|graced| graced.budgets).unwrap_or_default());
+                let lease = Arc::new(Lease::new(open, terms, kept, shares, end));
                 let mut table = self.table();
                 table.live.insert(id.clone(), Some(Arc::clone(&lease)));
                 if let Some(token) = token {
@@ -334,7 +342,8 @@ impl Leases {
         } else {
             let until = Instant::now() + Duration::from_secs(GRACE_SECONDS);
             let authority = Some(lease.names.authority());
-            table.graced.insert(lease.id.clone(), Graced { until, authority });
+            let budgets = lease.budgets.clone();
+            table.graced.insert(lease.id.clone(), Graced { until, authority, budgets });
         }
         self.forgotten.notify_one();
     }

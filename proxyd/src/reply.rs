@@ -13,6 +13,7 @@ use policies::{Denial, DenialCode};
 use crate::audit::AuditError;
 use crate::head::ResponseHead;
 use crate::inject::InjectError;
+use crate::lease::budgets::{Spent, What};
 use crate::lease::notes::End;
 use crate::lease::share::Exhausted;
 use crate::relay::answer::AnswerError;
@@ -37,8 +38,8 @@ const CERTIFICATE_REFUSED_HINT: &str = "the operator checks that the host knows 
      certificate, and that it has not ended: cleanhands secret list";
 const CERTIFICATE_WANTED_HINT: &str = "if this is meant, the operator gives the rule a \
      credential with inject = { client-certificate = true }";
-/// When a client may try again, as `Retry-After` says it.
-const RETRY_SECONDS: &[u8] = b"1";
+/// When a client may try again after [`LEASE_BUSY`] and [`BODIES_BUSY`].
+const RETRY_SECONDS: u64 = 1;
 
 /// Why a request is not answered by its upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,12 +52,15 @@ pub struct Refusal {
     pub hint: Option<String>,
     /// Whether policy said no, rather than something having failed.
     pub denied: bool,
+    /// When to try again, as `Retry-After` says it.
+    pub retry_seconds: Option<u64>,
 }
 
 impl Refusal {
     /// A refusal that policy has no code for.
     pub fn denied(status: u16, code: &'static str, reason: impl Into<String>) -> Self {
-        Self { status, code, rule: None, reason: reason.into(), hint: None, denied: true }
+        let (reason, retry_seconds) = (reason.into(), None);
+        Self { status, code, rule: None, reason, hint: None, denied: true, retry_seconds }
     }
 
     pub fn failed(status: u16, code: &'static str, reason: impl Into<String>) -> Self {
@@ -110,6 +114,23 @@ impl From<Denial> for Refusal {
             reason: denial.reason,
             hint: denial.hint,
             denied: true,
+            retry_seconds: None,
+        }
+    }
+}
+
+impl From<Spent> for Refusal {
+    fn from(spent: Spent) -> Self {
+        let code = match spent.what {
+            What::Requests => "rate_exceeded",
+            What::Bytes => "bytes_exceeded",
+        };
+        let retry_seconds = spent.seconds();
+        Self {
+            hint: retry_seconds.map(|seconds| format!("there is room again in {seconds} s")),
+            rule: Some(spent.rule.clone()),
+            retry_seconds,
+            ..Self::denied(429, code, spent.to_string())
         }
     }
 }
@@ -129,6 +150,7 @@ impl From<InjectError> for Refusal {
             hint: error.hint(),
             denied: error.status() == 403,
             reason: error.to_string(),
+            retry_seconds: None,
         }
     }
 }
@@ -187,6 +209,7 @@ impl From<&ExchangeError> for Refusal {
             ExchangeError::Message(_) => {
                 return Self::denied(403, "message_refused", error.to_string());
             }
+            ExchangeError::Spent(spent) => return spent.clone().into(),
         };
         Self::failed(status, code, error.to_string())
     }
@@ -224,8 +247,9 @@ fn print(
     headers.append("x-cleanhands-request", Bytes::copy_from_slice(request.as_str().as_bytes()));
     headers.append("content-length", body.len().to_string().into());
     headers.append("cache-control", Bytes::from_static(b"no-store"));
-    if [LEASE_BUSY, BODIES_BUSY].contains(&refusal.code) {
-        headers.append("retry-after", Bytes::from_static(RETRY_SECONDS));
+    let busy = [LEASE_BUSY, BODIES_BUSY].contains(&refusal.code).then_some(RETRY_SECONDS);
+    if let Some(seconds) = refusal.retry_seconds.or(busy) {
+        headers.append("retry-after", seconds.to_string().into());
     }
     if refusal.status == 407 {
         // Some clients send their credentials only after being asked (RFC 9110 section 15.5.8).

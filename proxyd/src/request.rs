@@ -24,6 +24,7 @@ use crate::head::{Fields, RequestHead};
 use crate::ids;
 use crate::inject::{self, Injected, LeaseContext, Payload};
 use crate::lease::Lease;
+use crate::lease::budgets::{self, Meter};
 use crate::lease::flow::{self, Entry, Flow, Given};
 use crate::lease::places::Seat;
 use crate::overrides;
@@ -119,13 +120,14 @@ async fn judge(
     mut line: Box<Line>,
 ) -> Result<Judged, Refusal> {
     match decide_and_inject(scene, asked, &mut line).await {
-        Ok((permit, injected, spare, guard, flow)) => {
+        Ok((permit, injected, spare, guard, flow, meter)) => {
             line.credential.clone_from(&injected.credential);
             let recorded = scene.daemon.audit.allow(&line).await;
             recorded.inspect_err(|error| {
                 tracing::error!(%error, "request stopped: the audit cannot be written");
             })?;
-            let outcome = Outcome::new(Arc::clone(&scene.daemon), line);
+            let mut outcome = Outcome::new(Arc::clone(&scene.daemon), line);
+            outcome.tally.meter = meter;
             Ok(Judged { permit, injected, spare, guard, outcome, flow })
         }
         Err(refusal) => {
@@ -139,7 +141,7 @@ async fn decide_and_inject(
     scene: &Scene,
     asked: &mut Asked<'_>,
     line: &mut Line,
-) -> Result<(Permit, Injected, Option<RequestHead>, Option<Guard>, Entry), Refusal> {
+) -> Result<(Permit, Injected, Option<RequestHead>, Option<Guard>, Entry, Option<Meter>), Refusal> {
     let (policy, generation) =
         scene.lease.policy(&scene.daemon.policies.current()).ok_or_else(environment_gone)?;
     line.generation = generation;
@@ -148,6 +150,7 @@ async fn decide_and_inject(
     let request = judged_by(scene, &asked.head)?;
     let permit = request.judge(&policy)?;
     line.rule = Some(permit.rule().to_owned());
+    let meter = enter(scene, &permit, asked)?;
     let guard = guard(&policy, asked);
     let context = LeaseContext {
         lease: scene.lease.id.clone(),
@@ -171,10 +174,20 @@ async fn decide_and_inject(
     if let Some(spare) = &mut spare {
         prepare_for_search(&mut spare.headers);
     }
-    let credential = permit.carries();
-    let given = Given { generation, credential };
+    let given = Given::by(&permit, generation);
     let entry = scene.lease.flows.enter(Flow::Request(request), given);
-    Ok((permit, injected, spare, guard, entry))
+    Ok((permit, injected, spare, guard, entry, meter))
+}
+
+/// Counts the request where its rule has a budget.
+fn enter(scene: &Scene, permit: &Permit, asked: &Asked<'_>) -> Result<Option<Meter>, Refusal> {
+    let head = &asked.head;
+    let size = budgets::size(&head.headers, head.method.len() + head.target.len());
+    let announced = match asked.framing {
+        Framing::Length(length) => length,
+        Framing::None | Framing::Chunked | Framing::UntilClose => 0,
+    };
+    Ok(scene.lease.budgets.enter(permit.budget(), size, announced)?)
 }
 
 /// A copy of a request that could be sent twice, for a credential whose tokens the upstream may

@@ -384,17 +384,20 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
     let mut line = target.line(&id, "tunnel");
     line.rule = Some(permit.rule().to_owned());
     line.generation = generation;
-    let place = match target.lease.requests.take(1) {
-        Ok(place) => place,
-        Err(error) => return deny(target, incoming, error.into()).await,
+    let counted = || target.lease.budgets.enter(permit.budget(), 0, 0).map_err(Refusal::from);
+    let entered = target.lease.requests.take(1).map_err(Refusal::from);
+    let (place, meter) = match entered.and_then(|place| Ok((place, counted()?))) {
+        Ok(entered) => entered,
+        Err(refusal) => return deny(target, incoming, refusal).await,
     };
     let flow = Flow::Tunnel { host: target.host.clone(), port: target.port };
-    let flow = target.lease.flows.enter(flow, Given { generation, credential: None });
+    let flow = target.lease.flows.enter(flow, Given::by(&permit, generation));
     if let Err(error) = target.daemon.audit.allow(&line).await {
         tracing::error!(%error, "connection stopped: the audit cannot be written");
         return incoming.reset();
     }
     let mut outcome = Outcome::new(Arc::clone(&target.daemon), Box::new(line));
+    outcome.tally.meter = meter;
     let mut upstream = match target.daemon.upstreams.tunnel(permit).await {
         Ok(dialled) => dialled,
         Err(error) => {
@@ -422,6 +425,7 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
             Err(error @ TunnelError::Idle(_)) => {
                 Refusal::failed(504, "tunnel_silent", error.to_string())
             }
+            Err(TunnelError::Spent(spent)) => spent.into(),
             Err(error) => Refusal::failed(502, "tunnel_broke", error.to_string()),
         },
         () = flow.stop.cancelled() => {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use foldhash::HashMap;
+use policies::egress::budget::Budget;
 use policies::{
     ConnectDecision, Decision, Denial, DenialCode, EgressRequest, Host, Permit, Policy, Scheme,
 };
@@ -82,19 +83,29 @@ pub struct Given {
     pub generation: u64,
     /// The credentials that the rule gave it.
     pub credential: Option<String>,
+    pub budget: Option<Arc<Budget>>,
+}
+
+impl Given {
+    pub fn by(permit: &Permit, generation: u64) -> Self {
+        let budget = permit.budget().cloned();
+        Self { generation, credential: permit.carries(), budget }
+    }
 }
 
 /// A flow with all that its permission hangs on.
 struct Running {
     flow: Flow,
     credential: Option<String>,
+    budget: Option<Arc<Budget>>,
     /// Where it was dialled to, and whether that address is one of this host's own.
     address: Option<(IpAddr, bool)>,
     stop: CancellationToken,
 }
 
 impl Running {
-    /// Whether the policy would still let it be as it is: with this credential, to this address.
+    /// Whether the policy would still let it be as it is: with this credential, to this address,
+    /// its bytes counted as they are.
     fn is_allowed(&self, policy: &Policy) -> bool {
         let permit = match &self.flow {
             // A tunnel that should be read now has to be opened anew.
@@ -107,7 +118,11 @@ impl Running {
                 Err(_) => return false,
             },
         };
+        let bytes = |budget: Option<&Arc<Budget>>| {
+            budget.and_then(|budget| budget.of_bytes()).map(|(key, own)| (key.to_owned(), own))
+        };
         permit.carries() == self.credential
+            && bytes(permit.budget()) == bytes(self.budget.as_ref())
             && self.address.is_none_or(|(ip, own)| permit.address_allowed(ip, own).is_ok())
     }
 }
@@ -172,8 +187,8 @@ impl Flows {
     /// the newer one at once: between its decision and now it was in no list.
     pub fn enter(&self, flow: Flow, given: Given) -> Entry {
         let stop = CancellationToken::new();
-        let Given { generation, credential } = given;
-        let running = Running { flow, credential, address: None, stop: stop.clone() };
+        let Given { generation, credential, budget } = given;
+        let running = Running { flow, credential, budget, address: None, stop: stop.clone() };
         let mut table = self.table();
         table.catch_up(&running, generation);
         let number = table.next;
@@ -226,7 +241,7 @@ mod tests {
     "#;
 
     fn given(credential: Option<&str>) -> Given {
-        Given { generation: 1, credential: credential.map(str::to_owned) }
+        Given { generation: 1, credential: credential.map(str::to_owned), budget: None }
     }
 
     fn tunnel(name: &str) -> Flow {

@@ -2,6 +2,7 @@
 
 use ipc::id::CallId;
 
+use super::super::budgets::Budgets;
 use super::super::names::Names;
 use super::super::share::Shares;
 use super::*;
@@ -19,8 +20,9 @@ fn lease(dir: &std::path::Path) -> Arc<Lease> {
     };
     let names = Names::open(&dir.join("names"), "x").unwrap();
     let (shares, end) = (Shares::here(), CancellationToken::new());
-    let sockets = shares.lease("x", 0).unwrap();
-    Arc::new(Lease::new(open, &Terms::default(), names, (&shares, sockets), end))
+    let shares = (&shares, shares.lease("x", 0).unwrap());
+    let kept = (names, Budgets::default());
+    Arc::new(Lease::new(open, &Terms::default(), kept, shares, end))
 }
 
 #[tokio::test(start_paused = true)]

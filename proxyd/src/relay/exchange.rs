@@ -21,6 +21,7 @@ use super::responder::Responder;
 use super::switched::{self, Ends, Search};
 use super::websocket::{self, Guard};
 use crate::head::ResponseHead;
+use crate::lease::budgets::{self, Meter, Spent};
 use crate::scrub::{self, BodyScrubber, Patterns, ScrubError};
 use crate::upstream::Retry;
 
@@ -38,6 +39,8 @@ pub struct Tally {
     status: AtomicU64,
     /// Milliseconds from `begun` to the last byte in any direction.
     moved: AtomicU64,
+    /// Where the rule bounds bytes: whatever passes is paid for first.
+    pub meter: Option<Meter>,
 }
 
 impl Default for Tally {
@@ -49,6 +52,7 @@ impl Default for Tally {
             scrubbed: AtomicU64::new(0),
             status: AtomicU64::new(0),
             moved: AtomicU64::new(0),
+            meter: None,
         }
     }
 }
@@ -88,6 +92,21 @@ impl Tally {
         self.count(&self.down, bytes);
     }
 
+    /// Takes what is about to pass out of the rule's budget.
+    pub fn pay(&self, bytes: usize) -> Result<(), Spent> {
+        self.meter.as_ref().map_or(Ok(()), |meter| meter.pay(bytes as u64))
+    }
+
+    /// The same for a head of the answer, of whose body so many bytes are announced.
+    fn pay_head(&self, head: &ResponseHead, announced: Option<Framing>) -> Result<(), Spent> {
+        let Some(meter) = &self.meter else { return Ok(()) };
+        let size = budgets::size(&head.headers, head.reason.len());
+        if let Some(Framing::Length(length)) = announced {
+            meter.fits(length.saturating_add(size))?;
+        }
+        meter.pay(size)
+    }
+
     pub fn masked(&self, values: u64) {
         self.scrubbed.fetch_add(values, Ordering::Relaxed);
     }
@@ -123,6 +142,9 @@ pub enum ExchangeError {
     Idle(Duration),
     #[error("{0}")]
     Message(websocket::Refused),
+    /// The rule's budget has no room for what would pass next.
+    #[error("{0}")]
+    Spent(#[from] Spent),
     /// Nothing of the answer has gone on: the request can be tried with another token.
     #[error("the upstream refuses the token (401)")]
     Token,
@@ -211,8 +233,10 @@ pub async fn run(
         let mut client = pin!(async {
             // An upstream that reads no further may still answer; a client that broke off will not
             // read the answer.
-            if let Err(UploadError::Client(error)) = upload(body, &mut out, tally).await {
-                return ExchangeError::ClientBody(error);
+            match upload(body, &mut out, tally).await {
+                Err(UploadError::Client(error)) => return ExchangeError::ClientBody(error),
+                Err(UploadError::Spent(spent)) => return spent.into(),
+                Ok(()) | Err(UploadError::Upstream) => {}
             }
             gone(body, tally).await;
             ExchangeError::ClientGone
@@ -258,6 +282,7 @@ async fn gone(body: &mut BodyIn<'_>, tally: &Tally) {
 
 enum UploadError {
     Client(ReadError),
+    Spent(Spent),
     Upstream,
 }
 
@@ -271,6 +296,10 @@ async fn upload(
         match body.next().await.map_err(UploadError::Client) {
             Ok(Some(Piece::Data(data))) => {
                 let length = data.len();
+                if let Err(spent) = tally.pay(length) {
+                    out.abort();
+                    return Err(UploadError::Spent(spent));
+                }
                 out.data(data).await.map_err(|_| UploadError::Upstream)?;
                 tally.count_up(length);
             }
@@ -300,6 +329,11 @@ async fn download<'a>(
             () = responder.gone() => return Err(ExchangeError::ClientGone),
         };
         scrubbing.tally.count_down(0);
+        let announced = match &next {
+            Next::Body(_, framing) => Some(*framing),
+            Next::Interim(_) | Next::Switched(_) => None,
+        };
+        scrubbing.tally.pay_head(&head, announced)?;
         match next {
             Next::Interim(rest) => {
                 scrubbing.head(&mut head);
@@ -349,6 +383,9 @@ async fn pass(
         };
         match piece {
             Ok(Some(Piece::Data(data))) => {
+                if let Err(spent) = scrubbing.tally.pay(data.len()) {
+                    break Err(spent.into());
+                }
                 scrubbing.tally.count_down(data.len());
                 let result = send(&mut out, scrubber.as_mut(), data).await;
                 if let Err(error) = result {

@@ -115,6 +115,10 @@ async fn go_up(
                     out.abort();
                     return Err(Up::Refused(refused));
                 }
+                if let Err(spent) = tally.pay(data.len()) {
+                    out.abort();
+                    return Err(Up::Failed(spent.into()));
+                }
                 tally.count_up(data.len());
                 if out.data(data).await.is_err() {
                     return Ok(());
@@ -160,6 +164,7 @@ async fn go_down(
         };
         match piece {
             Some(Piece::Data(data)) => {
+                tally.pay(data.len())?;
                 tally.count_down(data.len());
                 let parts = match &mut scrubber {
                     Some(scrubber) => scrubber.push(data)?,

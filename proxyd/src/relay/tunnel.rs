@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 
 use super::exchange::Tally;
+use crate::lease::budgets::Spent;
 
 const BUFFER_BYTES: usize = 32 * 1024;
 
@@ -17,6 +18,9 @@ pub enum TunnelError {
     Io(#[from] io::Error),
     #[error("nothing moved for {} s", .0.as_secs())]
     Idle(Duration),
+    /// The rule's budget has no room for what would pass next.
+    #[error("{0}")]
+    Spent(#[from] Spent),
 }
 
 /// Copies until both directions have ended, one has failed, or nothing moves for `idle`.
@@ -32,10 +36,10 @@ where
 {
     let (client_read, client_write) = split(client);
     let (upstream_read, upstream_write) = split(upstream);
-    let up = copy(client_read, upstream_write, |bytes| tally.count_up(bytes));
-    let down = copy(upstream_read, client_write, |bytes| tally.count_down(bytes));
+    let up = copy(client_read, upstream_write, tally, Tally::count_up);
+    let down = copy(upstream_read, client_write, tally, Tally::count_down);
     tokio::select! {
-        passed = async { tokio::try_join!(up, down) } => Ok(passed.map(|_| ())?),
+        passed = async { tokio::try_join!(up, down) } => passed.map(|_| ()),
         () = tally.silence(idle) => Err(TunnelError::Idle(idle)),
     }
 }
@@ -43,17 +47,19 @@ where
 async fn copy<R: AsyncRead, W: AsyncWrite>(
     mut from: ReadHalf<R>,
     mut to: WriteHalf<W>,
-    count: impl Fn(usize),
-) -> io::Result<()> {
+    tally: &Tally,
+    count: impl Fn(&Tally, usize),
+) -> Result<(), TunnelError> {
     let mut buffer = vec![0u8; BUFFER_BYTES];
     loop {
         let length = from.read(&mut buffer).await?;
         if length == 0 {
-            return to.shutdown().await;
+            return Ok(to.shutdown().await?);
         }
+        tally.pay(length)?;
         to.write_all(&buffer[..length]).await?;
         to.flush().await?;
-        count(length);
+        count(tally, length);
     }
 }
 

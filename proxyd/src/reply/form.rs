@@ -117,7 +117,7 @@ impl Form {
             }
             Self::Registry => {
                 let line = one_line(&lines);
-                let code = if refusal.denied { "DENIED" } else { "UNAVAILABLE" };
+                let code = called(refusal, "TOOMANYREQUESTS", "DENIED", "UNAVAILABLE");
                 // cargo prints `detail`, others print `message`.
                 let error = json!({ "code": code, "message": line, "detail": line });
                 let value = json!({ "errors": [error], "error": told() });
@@ -128,7 +128,8 @@ impl Form {
                 (refusal.status, "application/vnd.git-lfs+json", with_end(&value))
             }
             Self::Connect => {
-                let code = if refusal.denied { "permission_denied" } else { "unavailable" };
+                let code =
+                    called(refusal, "resource_exhausted", "permission_denied", "unavailable");
                 let value = json!({ "code": code, "message": one_line(&lines) });
                 (refusal.status, "application/json", with_end(&value))
             }
@@ -240,9 +241,23 @@ fn packet(text: &str) -> String {
     format!("{:04x}{text}", text.len() + 4)
 }
 
-/// PERMISSION_DENIED for denials, UNAVAILABLE for failures.
+/// What a protocol calls a budget that is used up, another denial, and a failure.
+fn called(
+    refusal: &Refusal,
+    exhausted: &'static str,
+    denied: &'static str,
+    failed: &'static str,
+) -> &'static str {
+    match (refusal.denied, refusal.status) {
+        (true, 429) => exhausted,
+        (true, _) => denied,
+        (false, _) => failed,
+    }
+}
+
+/// RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE.
 fn grpc_status(refusal: &Refusal) -> &'static str {
-    if refusal.denied { "7" } else { "14" }
+    called(refusal, "8", "7", "14")
 }
 
 /// As the gRPC protocol over HTTP/2 writes `grpc-message`.
