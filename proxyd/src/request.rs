@@ -168,11 +168,11 @@ async fn decide_and_inject(
     };
     let injected = inject::inject(&permit, vault, &context, &mut asked.head, &mut payload).await?;
     if injected.patterns.is_some() {
-        prepare_for_search(&mut asked.head.headers);
+        prepare_for_search(&mut asked.head.headers, !injected.signed);
     }
     spare = spare.filter(|_| injected.token.is_some());
     if let Some(spare) = &mut spare {
-        prepare_for_search(&mut spare.headers);
+        prepare_for_search(&mut spare.headers, true);
     }
     let given = Given::by(&permit, generation);
     let entry = scene.lease.flows.enter(Flow::Request(request), given);
@@ -263,8 +263,9 @@ fn judged_by(scene: &Scene, head: &RequestHead) -> Result<flow::Request, Refusal
     Ok(flow::Request { scheme, host, port, method, path, query, taken })
 }
 
-/// Keeps the answer in a form that can be searched for what was injected.
-fn prepare_for_search(headers: &mut Fields) {
+/// Keeps the answer in a form that can be searched for what was injected, and `whole` where that
+/// is a key.
+fn prepare_for_search(headers: &mut Fields, whole: bool) {
     if headers.contains("accept-encoding") {
         let readable = |coding: &[u8]| {
             let name = coding.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
@@ -275,9 +276,12 @@ fn prepare_for_search(headers: &mut Fields) {
         headers.set("accept-encoding", value.into());
     }
     // A page that shows the value could be asked for in two parts, each with half of it. A server
-    // may always answer with the whole (RFC 9110, section 14.2).
+    // may always answer with the whole (RFC 9110, section 14.2). But AWS's clients, which fetch a
+    // large object in parts, take each answer for its part: no request of theirs holds a key.
     for name in ["range", "if-range", "request-range", "x-ms-range"] {
-        headers.remove_all(name);
+        if whole {
+            headers.remove_all(name);
+        }
     }
     // Compressed frames of an upgraded connection could not be searched.
     headers.remove_all("sec-websocket-extensions");

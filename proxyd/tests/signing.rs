@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const POLICY: &str = r#"
 [[egress.allow]]
 hosts = ["aws.test"]
-methods = ["PUT", "POST"]
+methods = ["GET", "PUT", "POST"]
 addresses = ["127.0.0.1/32"]
 credential = "aws"
 
@@ -137,6 +137,47 @@ async fn an_upload_in_signed_chunks_arrives_signed_again_with_its_length_and_its
     }
     assert!(plain == body);
     assert!(!scene.proxyd.log().contains("CANARY"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_an_object_can_be_asked_for_since_a_signature_is_no_key() {
+    let scene = Scene::start().await;
+    let mut stream = scene.lease.h1("aws.test").await;
+    let head = format!(
+        "GET /box/key HTTP/1.1\r\nHost: aws.test\r\nRange: bytes=8388608-16777215\r\n\
+         Authorization: {}\r\n\r\n",
+        scene.signed("s3")
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (answer, _) = timely(response(&mut stream)).await;
+
+    // Clients that fetch in parts write a whole answer in the place of each.
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let (head, _) = scene.seen.lock().unwrap().pop().unwrap();
+    assert_eq!(field(&head, "range"), Some("bytes=8388608-16777215"), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signature_names_what_arrives_and_nothing_that_proxies_change() {
+    let scene = Scene::start().await;
+    let mut stream = scene.lease.h1("aws.test").await;
+    let head = format!(
+        "GET /box/key HTTP/1.1\r\nHost: aws.test\r\nConnection: x-amz-meta-hop\r\n\
+         X-Amz-Meta-Hop: 1\r\nX-Amz-Meta-Kept: 1\r\nUser-Agent: agent\r\n\
+         X-Amzn-Trace-Id: Root=1\r\nAccept-Encoding: zstd, x-odd\r\n\
+         Authorization: {}\r\n\r\n",
+        scene.signed("s3")
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (answer, _) = timely(response(&mut stream)).await;
+
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let (head, _) = scene.seen.lock().unwrap().pop().unwrap();
+    let (_, rest) = field(&head, "authorization").unwrap().split_once("SignedHeaders=").unwrap();
+    let names: Vec<&str> = rest.split(',').next().unwrap().split(';').collect();
+    assert_eq!(names, ["host", "x-amz-content-sha256", "x-amz-date", "x-amz-meta-kept"], "{head}");
+    assert!(names.iter().all(|name| field(&head, name).is_some()), "{head}");
+    assert_eq!(field(&head, "x-amz-meta-hop"), None, "{head}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -63,6 +63,7 @@ pub(super) async fn inject(
         token: None,
         access: None,
         shown: None,
+        signed: true,
     })
 }
 

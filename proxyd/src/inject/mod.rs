@@ -62,6 +62,8 @@ pub struct Injected {
     pub access: Option<Access>,
     /// What the connection is to be opened with.
     pub shown: Option<Arc<Shown>>,
+    /// Whether a signature went in: the key that made it stands nowhere in the request.
+    pub signed: bool,
 }
 
 /// Why a request does not leave.
@@ -319,6 +321,7 @@ impl Injected {
             token: again.then_some(rendered.serial),
             access: None,
             shown: None,
+            signed: false,
         }
     }
 }
