@@ -79,7 +79,7 @@ pub struct SecretInfo {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScrubRequest {
-    /// Whose credentials to search for.
+    /// Where they come from. What its credentials put into requests is found cut short too.
     pub environment: String,
     pub texts: Vec<String>,
 }

@@ -30,7 +30,6 @@ use crate::audit::{AuditError, Filter, Line};
 use crate::metrics;
 use crate::reload;
 use crate::rotation::{self, RotationError};
-use crate::scrub;
 use crate::sys::accounts::account;
 use crate::vault::{Secret, VaultError};
 
@@ -254,23 +253,11 @@ async fn scrub_texts(
     State(daemon): State<Arc<Daemon>>,
     request: Request,
 ) -> Result<Json<ScrubReply>, Fault> {
-    let asked: ScrubRequest = parsed(request).await?;
-    let generation = daemon.policies.current();
-    let policy = generation.environment(&asked.environment).ok_or_else(|| {
-        Fault::new(Code::Missing, format!("no environment {:?}", asked.environment))
-    })?;
-    let credentials: Vec<_> = policy.credentials.values().cloned().collect();
-    let patterns = daemon.vault.patterns(&credentials).await.map_err(vault_fault)?;
-    let mut found = 0;
-    let texts = asked
-        .texts
-        .iter()
-        .map(|text| {
-            let (text, masked) = scrub::scrub_text(&patterns, text);
-            found += masked;
-            text
-        })
-        .collect();
+    let ScrubRequest { environment, texts } = parsed(request).await?;
+    if daemon.policies.current().environment(&environment).is_none() {
+        return Err(Fault::new(Code::Missing, format!("no environment {environment:?}")));
+    }
+    let (texts, found) = daemon.vault.mask(&environment, texts).await.map_err(vault_fault)?;
     Ok(Json(ScrubReply { texts, found }))
 }
 

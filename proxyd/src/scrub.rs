@@ -24,6 +24,7 @@ mod messages;
 mod pairs;
 pub mod reference;
 mod skip;
+mod texts;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub use forms::forms;
 use lens::Search;
 use masker::Masker;
 use messages::Messages;
+pub use texts::Texts;
 
 /// What stands in the place of a found value.
 const MASK: u8 = b'*';
@@ -66,6 +68,11 @@ impl Patterns {
     /// Patterns that find any of `needles`, cut short too while more than half is left.
     pub fn new(needles: &[Secret]) -> Self {
         Self(Arc::new(Automaton::with_beginnings(needles)))
+    }
+
+    /// Patterns that find any of `needles` when the whole of it is there, and nothing less.
+    pub fn whole(needles: &[Secret]) -> Self {
+        Self(Arc::new(Automaton::new(needles)))
     }
 
     /// Whether there is nothing to search for.

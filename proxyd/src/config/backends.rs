@@ -235,11 +235,14 @@ impl Backends {
 
     /// Whether a secret of the embedded vault is for the vault's own questions.
     pub fn uses(&self, name: &str) -> bool {
+        self.shown().any(|secret| secret.backend == Backend::Local && secret.path == name)
+    }
+
+    /// The secrets that are for the vault's own questions.
+    pub fn shown(&self) -> impl Iterator<Item = &SecretRef> {
         let inputs = self.commands.values().filter_map(|command| command.input.as_ref());
         let login = self.openbao.iter().filter_map(|server| server.secret.as_ref());
-        let aws = self.aws.iter().flat_map(Aws::shown);
-        let mut all = inputs.chain(login).chain(aws);
-        all.any(|secret| secret.backend == Backend::Local && secret.path == name)
+        inputs.chain(login).chain(self.aws.iter().flat_map(Aws::shown))
     }
 }
 

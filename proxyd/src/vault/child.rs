@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use policies::{Backend, Grant, Host, Inject, SecretRef};
+use policies::{Backend, Credential, Grant, Host, Inject, SecretRef};
 use zeroize::Zeroizing;
 
 use super::VaultError;
@@ -33,12 +33,13 @@ use super::key::KeySource;
 #[cfg(test)]
 use super::key::Material;
 use super::known::Known;
+use super::masking::Maskings;
 use super::mint::{Key, Mints, Waiter};
 use super::placeholder;
 use super::registry::{self, Access};
 use super::rekey;
 use super::remote::Remote;
-use super::render::{add_needles, form, rendered};
+use super::render::{form, rendered};
 use super::secret::Secret;
 use super::store::{self, Store};
 use super::wire::{self, Form, Named, Reply, Request, Scope};
@@ -136,7 +137,12 @@ fn serve(mut socket: UnixStream, child: &mut Child) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     loop {
-        let (asked, answered) = match child.workers.wait(&socket) {
+        if let Some((number, answer)) = child.mask()
+            && reply(&mut socket, number, answer).is_err()
+        {
+            return ExitCode::SUCCESS;
+        }
+        let (asked, answered) = match child.workers.wait(&socket, child.maskings.patience()) {
             Ok(ready) => ready,
             Err(error) => {
                 ipc::say::line(format_args!("proxyd vault: cannot wait: {error}"));
@@ -213,6 +219,7 @@ pub(super) struct Child {
     pub(super) known: Known,
     pub(super) files: Files,
     pub(super) workers: Workers,
+    pub(super) maskings: Maskings,
     authorities: Authorities,
     key_source: &'static str,
     own_key: rekey::Own,
@@ -267,6 +274,7 @@ impl Child {
             files: Files::default(),
             backends: Remote::default(),
             workers: Workers::default(),
+            maskings: Maskings::default(),
             authorities,
             key_source,
             own_key: rekey::Own::default(),
@@ -323,6 +331,7 @@ impl Child {
                     },
                 }
             }
+            Request::Mask { environment } => self.mask_later(number, environment, parts),
             other => Some(self.answer_now(other, parts)),
         }
     }
@@ -381,7 +390,7 @@ impl Child {
                 done(Reply::Text { text: placeholder::shape(&prefix, &bytes) })
             }
             // Answered by `answer`.
-            Request::Render { .. } => {
+            Request::Render { .. } | Request::Mask { .. } => {
                 Err(VaultError::Invalid("not a question of this kind".into()))
             }
             Request::Password { secret, user } => self.password(&secret, user),
@@ -390,7 +399,6 @@ impl Child {
                 let (credential, host, shown) = (&credential, &host[..], &shown[..]);
                 self.sign(&Wanted { credential, host, scheme, shown, message })
             }
-            Request::Needles { credentials } => self.needles(&credentials),
             Request::Put { name } => {
                 let value = one(parts)?.expose_secret();
                 // Values come from files and terminals, which end lines; exactly one end is cut.
@@ -438,47 +446,6 @@ impl Child {
         self.store.used(&secret.path, now())?;
         Ok(answer)
     }
-
-    fn needles(&mut self, credentials: &[Named]) -> Answer {
-        let mut needles = Vec::new();
-        for named in credentials {
-            let credential = self.known.find(&named.environment, &named.name, &named.print)?;
-            let form = form(&credential.inject, Some(Scope::none()))?;
-            let used = Use { secret: credential.secret.clone(), grant: credential.grant.clone() };
-            if let Inject::Registry { .. } = credential.inject {
-                for value in self.registry_values(&used.secret) {
-                    let _ = add_needles(&mut needles, value, &form);
-                }
-                continue;
-            }
-            if let Some(key) = used.key() {
-                for value in self.minted_values(&key) {
-                    // A value that does not fit its use was never sent.
-                    let _ = add_needles(&mut needles, value, &form);
-                }
-                continue;
-            }
-            let secret = used.secret.path;
-            if used.secret.backend == Backend::File {
-                // What is not to be had was not sent lately either.
-                for value in self.files.values(&secret).unwrap_or_default() {
-                    let _ = add_needles(&mut needles, value, &form);
-                }
-                continue;
-            }
-            match self.store.values(&secret) {
-                Ok(values) => {
-                    for value in &values {
-                        // A value that no longer fits its use was never sent.
-                        let _ = add_needles(&mut needles, value, &form);
-                    }
-                }
-                Err(VaultError::Missing(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok((Reply::Done, needles))
-    }
 }
 
 /// What a credential makes of which secret.
@@ -488,6 +455,11 @@ pub(super) struct Use {
 }
 
 impl Use {
+    /// The credential's own use.
+    pub fn of(credential: &Credential) -> Self {
+        Self { secret: credential.secret.clone(), grant: credential.grant.clone() }
+    }
+
     /// What has to be had from others for it.
     pub fn key(&self) -> Option<Key> {
         match &self.grant {

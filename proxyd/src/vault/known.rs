@@ -112,6 +112,20 @@ impl Known {
         self.names_at(secret, Instant::now())
     }
 
+    /// What an environment's policy defines.
+    pub fn credentials(&mut self, environment: &str) -> Vec<Arc<Credential>> {
+        self.look(Instant::now());
+        let policy = self.set.environment(environment);
+        policy.map(|policy| policy.credentials.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// What all of them define.
+    pub fn all(&mut self) -> Vec<Arc<Credential>> {
+        self.look(Instant::now());
+        let environments = self.set.names().filter_map(|name| self.set.environment(name));
+        environments.flat_map(|policy| policy.credentials.values().cloned()).collect()
+    }
+
     /// Whether a policy shows the secret of the store as a client's certificate.
     pub fn shows(&mut self, secret: &str) -> bool {
         self.look(Instant::now());

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use ipc::vault::SecretInfo;
 use policies::{Backend, Grant, GrantKind, SecretRef};
 
-use super::VaultError;
 use super::child::{Answer, Child, now};
 use super::listing::place;
 use super::secret::Secret;
 use super::store::rfc3339;
 use super::wire::Form;
+use super::{VaultError, masking, registry};
 use flight::Flight;
 pub(super) use flight::seconds;
 
@@ -288,6 +288,20 @@ impl Mints {
         self.kept.insert(key, kept);
     }
 
+    /// All that was had and is kept, in what of it is secret by itself.
+    pub fn had(&self) -> Vec<Secret> {
+        let mut had = Vec::new();
+        for (key, kept) in &self.kept {
+            for value in std::iter::once(&kept.value).chain(&kept.before) {
+                had.extend(match key.is_for_registry() {
+                    true => registry::parts(value),
+                    false => masking::parts(value),
+                });
+            }
+        }
+        had
+    }
+
     /// Lets go of the registries' tokens that have ended, and of the oldest of too many.
     fn make_room(&mut self) {
         let now = Instant::now();
@@ -396,7 +410,7 @@ impl Child {
     }
 
     /// A token of before the last start, if it is still good.
-    fn recall(&mut self, key: &Key) {
+    pub(super) fn recall(&mut self, key: &Key) {
         let Some((secret, grant)) = key.stored().filter(|_| !key.is_for_registry()) else { return };
         if !self.mints.kept.contains_key(key)
             && let Ok(Some((token, end))) = self.store.token(secret, &print(grant))

@@ -20,6 +20,7 @@ mod files;
 pub mod key;
 mod known;
 mod listing;
+mod masking;
 mod mint;
 mod oauth;
 pub mod placeholder;
@@ -65,6 +66,8 @@ const FETCH_SECONDS: u64 = 20;
 const RENDERED_MAX: usize = 256;
 /// Most definitions whose digest is remembered.
 const NAMED_MAX: usize = 1024;
+/// Most texts in one question.
+const TEXTS_MAX: usize = 1024;
 /// Most placeholders remembered; they are no secrets.
 const PLACEHOLDERS_MAX: usize = 4096;
 
@@ -421,15 +424,31 @@ impl Vault {
         self.connection.ask(&Request::Rewrap, &[]).await.map(drop)
     }
 
-    /// What to search texts for, for these credentials. A credential without a secret adds nothing.
-    pub async fn patterns(&self, credentials: &[Arc<Credential>]) -> Result<Patterns, VaultError> {
-        if credentials.is_empty() {
-            return Ok(Patterns::new(&[]));
+    /// Masks all that the vault knows in what a tool put out in a sandbox of that environment; says
+    /// how many values were.
+    pub async fn mask(
+        &self,
+        environment: &str,
+        texts: Vec<String>,
+    ) -> Result<(Vec<String>, u64), VaultError> {
+        let (mut masked, mut count) = (Vec::with_capacity(texts.len()), 0);
+        let mut texts = texts.into_iter().map(|text| Secret::new(text.into_bytes())).peekable();
+        while texts.peek().is_some() {
+            let parts: Vec<Secret> = texts.by_ref().take(TEXTS_MAX).collect();
+            let request = Request::Mask { environment: environment.to_owned() };
+            let (Reply::Masked { found }, clean) = self.connection.ask(&request, &parts).await?
+            else {
+                return Err(unexpected());
+            };
+            if clean.len() != parts.len() {
+                return Err(unexpected());
+            }
+            // A value of whole characters leaves whole characters; any other a legible rest.
+            let text = |text: &Secret| String::from_utf8_lossy(text.expose_secret()).into_owned();
+            masked.extend(clean.iter().map(text));
+            count += found;
         }
-        let named = |credential: &Arc<Credential>| Named::clone(&self.named(credential));
-        let credentials = credentials.iter().map(named).collect();
-        let (_, needles) = self.connection.ask(&Request::Needles { credentials }, &[]).await?;
-        Ok(Patterns::new(&needles))
+        Ok((masked, count))
     }
 
     /// How the vault is asked for the credential. The digest of a definition costs more than the

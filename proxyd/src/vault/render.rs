@@ -139,39 +139,38 @@ fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
     ])
 }
 
-/// Every form of the value, and the rendered text where the value is not plain in it.
+/// Every form of what an answer may hold of the value.
 pub(super) fn add_needles(
     needles: &mut Vec<Secret>,
     value: &Secret,
     form: &Form,
 ) -> Result<(), VaultError> {
-    if *form == Form::Certificate {
-        // The key is in no request and no handshake, so no answer can hold it: it stays here.
-        return Ok(());
-    }
-    if let Form::SigV4(_) = form {
-        // The secret key is in no request, so no answer can hold it: it stays here.
-        let key = sigv4::parse(value)?;
-        if !key.session.is_empty() {
-            needles.extend(forms(key.session));
-        }
-        return Ok(());
-    }
-    if let Form::Authorization = form {
-        for part in registry::parts(value) {
-            needles.extend(forms(part.expose_secret()));
-        }
-        return Ok(());
-    }
-    needles.extend(forms(value.expose_secret()));
-    if matches!(form, Form::Basic { .. }) {
-        let token = basic_token(value, form)?;
-        // Encoded again it may have lost its padding first, and another's words may follow.
-        let text = token.expose_secret();
-        let end = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
-        needles.extend(forms(&text[..end]));
-    }
+    needles.extend(texts(value, form)?.iter().flat_map(|text| forms(text.expose_secret())));
     Ok(())
+}
+
+/// What a request in that form holds of the value: itself, and the rendered text where it is not
+/// plain in that.
+pub(super) fn texts(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
+    let plain = |text: &[u8]| Secret::concat(&[text]);
+    Ok(match form {
+        // The key is in no request and no handshake, so no answer can hold it: it stays here.
+        Form::Certificate => Vec::new(),
+        Form::SigV4(_) => {
+            // The secret key is in no request, so no answer can hold it: it stays here.
+            let session = sigv4::parse(value)?.session;
+            Some(session).filter(|session| !session.is_empty()).map(plain).into_iter().collect()
+        }
+        Form::Authorization => registry::parts(value),
+        Form::Bare | Form::Template { .. } => vec![plain(value.expose_secret())],
+        Form::Basic { .. } => {
+            let token = basic_token(value, form)?;
+            // Encoded again it may have lost its padding first, and another's words may follow.
+            let text = token.expose_secret();
+            let end = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
+            vec![plain(value.expose_secret()), plain(&text[..end])]
+        }
+    })
 }
 
 #[cfg(test)]

@@ -14,8 +14,9 @@ use super::registry::Access;
 use super::secret::Secret;
 use crate::tls::authority::{AuthorityId, Public};
 
-/// Longest frame: the forms of two secrets of the greatest length, and room.
-pub const FRAME_BYTES_MAX: usize = 32 << 20;
+/// Longest frame: the forms of two secrets of the greatest length, or what one call may have
+/// searched, and room.
+pub const FRAME_BYTES_MAX: usize = 33 << 20;
 /// Most parts in a frame.
 const PARTS_MAX: usize = 4096;
 
@@ -45,9 +46,9 @@ pub enum Request {
     /// Part: what a client signs in a TLS handshake with that host, in which it has shown the
     /// certificates of the digest `shown`. → [`Reply::Done`] with the signature.
     Sign { credential: Named, host: String, scheme: u16, shown: String },
-    /// The needles of several credentials; those without a secret are passed over.
-    /// → [`Reply::Done`] with needles.
-    Needles { credentials: Vec<Named> },
+    /// Parts: texts that a tool put out in a sandbox of that environment. → [`Reply::Masked`] with
+    /// the same texts, masked.
+    Mask { environment: String },
     /// Part: the value. → [`Reply::Secrets`] with one entry.
     Put { name: String },
     /// → [`Reply::Secrets`].
@@ -191,6 +192,10 @@ pub enum Reply {
     /// The issuing one first.
     Authorities {
         authorities: Vec<Public>,
+    },
+    Masked {
+        /// How many values were.
+        found: u64,
     },
     Leaf {
         /// The certificate's end, in seconds since 1970.

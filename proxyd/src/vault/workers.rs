@@ -48,9 +48,13 @@ impl Workers {
         }
     }
 
-    /// Waits until proxyd asks or a worker answers.
-    pub fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, Vec<Which>)> {
-        use rustix::event::{PollFd, PollFlags, poll};
+    /// Waits until proxyd asks or a worker answers, so long at most.
+    pub fn wait(
+        &self,
+        socket: &UnixStream,
+        patience: Option<Duration>,
+    ) -> std::io::Result<(bool, Vec<Which>)> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
         let workers = [Which::Network, Which::Commands].into_iter().filter_map(|which| {
             let worker = self.of(which)?;
@@ -58,8 +62,9 @@ impl Workers {
             Some(which)
         });
         let workers: Vec<Which> = workers.collect();
+        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, patience.as_ref()) {
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
