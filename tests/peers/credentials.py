@@ -29,6 +29,7 @@ import aws_secrets  # noqa: E402
 import client_certs  # noqa: E402
 import publishing  # noqa: E402
 import registries_auth  # noqa: E402
+import s3  # noqa: E402
 SITE = next((PACKAGES / "venv/lib").glob("python3*/site-packages"))
 CLIENT_SECRET = "CLIENT-CANARY-" + os.urandom(12).hex()
 ADDRESSES = 'addresses = ["127.0.0.1/32"]'
@@ -380,5 +381,6 @@ with Place() as place:
     secrecy.check(claims, "credentials", place, again)
 client_certs.run(claims)
 registries_auth.run(claims)
+s3.run(claims, SITE, os.environ["S3S_FS"])
 publishing.run(claims, PACKAGES, SITE)
 claims.close()
