@@ -114,6 +114,15 @@ async fn a_command_has_its_input_its_arguments_and_nothing_of_proxyds() {
                 case ${fd##*/} in 0|1|2) continue;; esac
                 readlink $fd | grep -q -e socket: -e vault && echo "descriptor $fd"
             done
+            # The worker that started it, and proxyd, which started that.
+            proxyd=$(sed 's/.*) . \([0-9]*\) .*/\1/' /proc/$PPID/stat)
+            for process in $PPID $proxyd; do
+                (: </proc/$process/mem) 2>/dev/null && echo "opened memory of proxyd's"
+                for link in exe cwd root fd/0 fd/1; do
+                    readlink /proc/$process/$link && echo "followed $link of proxyd's"
+                done
+            done
+            unshare --user true 2>/dev/null && echo made a namespace
             grep -h -e ^NoNewPrivs -e ^Seccomp: /proc/self/status
         } >report
         read -r input

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nameserver::NameServer;
 use support::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const A: u16 = 1;
 const AAAA: u16 = 28;
@@ -187,4 +187,51 @@ async fn a_name_that_no_rule_could_match_is_never_asked_for_outside() {
     talk(&mut lease.h1("api.test").await, allowed.as_bytes()).await;
     let asked = names.questions();
     assert!(!asked.is_empty() && asked.iter().all(|(name, _)| name == "api.test"), "{asked:?}");
+}
+
+/// Answers every request with a text.
+async fn says(mut stream: impl AsyncRead + AsyncWrite + Unpin, text: &str) {
+    while request(&mut stream).await.is_some() {
+        let length = text.len();
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{text}");
+        if stream.write_all(answer.as_bytes()).await.is_err() || stream.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_vaults_worker_finds_a_token_server_by_the_same_name_servers() {
+    let token = r#"{"access_token":"ACCESS-CANARY","token_type":"Bearer","expires_in":3600}"#;
+    let login = Upstream::tls("login.test", &[b"http/1.1"], |stream| says(stream, token)).await;
+    let api = Upstream::tls("api.test", &[b"http/1.1"], |stream| says(stream, "came")).await;
+    let names = NameServer::start(|name, kind, _| match (name, kind) {
+        ("login.test", A) => Some(vec![v4("127.0.0.1")]),
+        ("login.test", AAAA) => Some(vec![]),
+        _ => None,
+    })
+    .await;
+    let policy = format!(
+        "[[egress.allow]]\nhosts = [\"api.test\"]\nmethods = [\"GET\"]\n\
+         addresses = [\"127.0.0.1/32\"]\ncredential = \"api\"\n\
+         [credentials.api]\nsecret = \"local:client\"\nhosts = [\"api.test\"]\n\
+         [credentials.api.inject.oauth2]\ngrant = \"client-credentials\"\nclient-id = \"c\"\n\
+         token-url = \"https://login.test:{}/token\"\n",
+        login.address.port()
+    );
+    let config = names.config() + "[upstreams.\"login.test\"]\nca = \"DIR/login.pem\"\n";
+    let files = [("login.pem", &*login.ca_pem)];
+    let proxyd = Proxyd::with(&policy, &[("api.test", &api)], &config, &files, &[]).await;
+    let value = bytes::Bytes::from_static(b"CLIENT-CANARY");
+    let control = proxyd.control();
+    control.call(http::Method::PUT, "/v1/secrets/client", None, value).await.unwrap();
+    let lease = proxyd.lease().await;
+
+    let mut stream = lease.h1("api.test").await;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await.unwrap();
+    let (head, body) = timely(response(&mut stream)).await;
+
+    assert_eq!((&head[..12], &body[..]), ("HTTP/1.1 200", &b"came"[..]), "{head}");
+    assert_eq!(names.asked("login.test", A), 1);
+    assert_eq!(login.connections(), 1);
 }
