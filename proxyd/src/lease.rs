@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::audit::Line;
 use crate::policy::Generation;
+use crate::question::Answers;
 use crate::tls::authority::AuthorityId;
 use crate::upstream::Behalf;
 use budgets::Budgets;
@@ -65,6 +66,9 @@ pub struct Lease {
     pub refusals: Share,
     /// Its share of memory for bodies that are held back.
     pub held: Share,
+    /// Its share of what waits for an operator's answer, and the answers that last.
+    pub questions: Share,
+    pub answers: Answers,
     /// Cancelled when the lease ends: everything under it ends then.
     pub end: CancellationToken,
     /// When it ends by itself.
@@ -110,6 +114,8 @@ impl Lease {
             _sockets: sockets,
             refusals: shares.refusals(),
             held: shares.held(),
+            questions: shares.questions(),
+            answers: Answers::default(),
             end,
             calls: Mutex::new(Vec::new()),
             policy: Mutex::new(None),

@@ -12,6 +12,7 @@ mod entry;
 mod lease;
 mod overrides;
 mod policy;
+mod question;
 mod reload;
 mod rotation;
 
@@ -56,6 +57,7 @@ use audit::Audit;
 use config::{Arguments, Config, Idle};
 use lease::Leases;
 use policy::Policies;
+use question::Questions;
 use reload::Configured;
 use rotation::Rotation;
 use shards::Shards;
@@ -80,6 +82,8 @@ pub(crate) struct Daemon {
     leaves: Leaves,
     rotation: Rotation,
     leases: Arc<Leases>,
+    /// What waits for operators.
+    questions: Questions,
     upstreams: Upstreams,
     shards: Shards,
     idle: Idle,
@@ -163,7 +167,8 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     let operators = control::operators(&sockets.control);
     let control = ipc::http::serve(
         sockets.control,
-        control::router(Arc::clone(&daemon), operators),
+        control::router(Arc::clone(&daemon), operators)
+            .merge(question::calls::router(Arc::clone(&daemon), operators)),
         stop.clone(),
         control::DRAIN,
     );
@@ -209,6 +214,7 @@ async fn drain(daemon: &Daemon, stop: &CancellationToken) {
     ipc::daemon::stopping();
     tracing::info!("proxyd drains");
     stop.cancel();
+    daemon.questions.close();
     daemon.tasks.close();
     if tokio::time::timeout(DRAIN, daemon.tasks.wait()).await.is_err() {
         daemon.ending.cancel();

@@ -106,6 +106,7 @@ pub async fn policies(daemon: &Daemon) -> Result<u64, ReloadError> {
         tracing::error!(%error, "changed policies are not loaded, the former stay in force");
     })?;
     daemon.leases.judge_again(&daemon.policies.current());
+    daemon.questions.judge_again();
     tracing::info!(generation, "policies loaded");
     let reason = Some(format!("policies loaded as generation {generation}"));
     if let Err(error) = daemon.audit.note(&Line { reason, generation, ..Line::default() }).await {

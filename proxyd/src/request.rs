@@ -4,6 +4,7 @@
 //! in the audit; a request that was allowed leaves its outcome there however it ends, because the
 //! record is made when [`Outcome`] is dropped.
 
+mod held;
 mod own;
 mod refused;
 
@@ -15,7 +16,7 @@ use bytes::Bytes;
 use ipc::id::RequestId;
 use policies::{Credential, Host, Permit, Policy, Scheme};
 
-pub use refused::{Standing, record_denied};
+pub use refused::{Standing, record_denied, record_denied_at_once};
 
 use crate::Daemon;
 use crate::audit::Line;
@@ -28,6 +29,7 @@ use crate::lease::budgets::{self, Meter};
 use crate::lease::flow::{self, Entry, Flow, Given};
 use crate::lease::places::Seat;
 use crate::overrides;
+use crate::question::Judged as Judgement;
 use crate::relay::alarm::Alarm;
 use crate::relay::body::BodyIn;
 use crate::relay::exchange::{self, ExchangeError, Legs, Tally, Upgrade};
@@ -126,6 +128,7 @@ async fn judge(
             recorded.inspect_err(|error| {
                 tracing::error!(%error, "request stopped: the audit cannot be written");
             })?;
+            line.reason = None;
             let mut outcome = Outcome::new(Arc::clone(&scene.daemon), line);
             outcome.tally.meter = meter;
             Ok(Judged { permit, injected, spare, guard, outcome, flow })
@@ -150,6 +153,9 @@ async fn decide_and_inject(
     let request = judged_by(scene, &asked.head)?;
     let permit = request.judge(&policy)?;
     line.rule = Some(permit.rule().to_owned());
+    let judged = Judgement { permit, policy, generation };
+    let Judgement { permit, policy, generation } =
+        held::answered(scene, asked, line, &request, judged).await?;
     let meter = enter(scene, &permit, asked)?;
     let guard = guard(&policy, asked);
     let context = LeaseContext {

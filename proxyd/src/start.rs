@@ -18,6 +18,7 @@ use crate::audit::{Audit, AuditError};
 use crate::config::{Config, ConfigError};
 use crate::lease::Leases;
 use crate::policy::{LoadError, Policies};
+use crate::question::Questions;
 use crate::reload::Configured;
 use crate::rotation::Rotation;
 use crate::shards::Shards;
@@ -260,6 +261,7 @@ pub fn assemble(prepared: Prepared) -> Result<(Arc<Daemon>, Sockets), StartError
         facts: prepared.facts,
         audit: prepared.audit,
         leases: Arc::new(prepared.leases),
+        questions: Questions::default(),
         upstreams: prepared.upstreams,
         shards: Shards::start().map_err(StartError::Runtime)?,
         idle: prepared.config.idle,

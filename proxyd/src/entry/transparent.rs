@@ -20,6 +20,7 @@ use crate::lease::flow::{Flow, Given};
 use crate::lease::names::Destination;
 use crate::lease::places::Seat;
 use crate::lease::share::Exhausted;
+use crate::question::{self, Asking, HALF_CLOSED, Judged};
 use crate::relay::exchange::Tally;
 use crate::relay::stream::Stream;
 use crate::relay::tunnel::{self, TunnelError};
@@ -160,6 +161,22 @@ impl Incoming {
                 _ => None,
             },
         }
+    }
+
+    /// Resolves when the client has left, as far as that can be told while nothing is read.
+    async fn leaves(&mut self) {
+        let mut byte = [0u8; 1];
+        let ended = match self {
+            Self::Tcp(stream) => !matches!(stream.peek(&mut byte).await, Ok(1..)),
+            Self::Tunnel(stream) => stream.peek().await.is_ok_and(|bytes| bytes.is_empty()),
+        };
+        let hung_up = || match self {
+            Self::Tcp(stream) => interfaces::hung_up(stream),
+            Self::Tunnel(stream) => stream.hung_up(),
+        };
+        // One that has only ended its direction may wait for the server's word.
+        let patience = if ended { HALF_CLOSED } else { Duration::MAX };
+        let _ = timeout(patience, question::hung_up(hung_up)).await;
     }
 
     fn into_stream(self) -> Stream {
@@ -384,6 +401,14 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
     let mut line = target.line(&id, "tunnel");
     line.rule = Some(permit.rule().to_owned());
     line.generation = generation;
+    let found = answered(target, &mut incoming, &mut line, (permit, generation)).await;
+    let (permit, generation) = match found {
+        Ok(found) => found,
+        Err(refusal) => {
+            request::record_denied(&target.daemon, line, &refusal).await;
+            return explain(target, incoming, Standing::failed(id, refusal)).await;
+        }
+    };
     let counted = || target.lease.budgets.enter(permit.budget(), 0, 0).map_err(Refusal::from);
     let entered = target.lease.requests.take(1).map_err(Refusal::from);
     let (place, meter) = match entered.and_then(|place| Ok((place, counted()?))) {
@@ -396,6 +421,7 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
         tracing::error!(%error, "connection stopped: the audit cannot be written");
         return incoming.reset();
     }
+    line.reason = None;
     let mut outcome = Outcome::new(Arc::clone(&target.daemon), Box::new(line));
     outcome.tally.meter = meter;
     let mut upstream = match target.daemon.upstreams.tunnel(permit).await {
@@ -434,6 +460,36 @@ async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, ge
         }
     };
     outcome.refused(&refusal);
+}
+
+/// Holds a connection where its rule asks for that. What comes out is what holds now.
+async fn answered(
+    target: &Target,
+    incoming: &mut Incoming,
+    line: &mut Line,
+    (permit, generation): (Permit, u64),
+) -> Result<(Permit, u64), Refusal> {
+    if permit.asks().is_none() {
+        return Ok((permit, generation));
+    }
+    let Target { daemon, lease, host, port, .. } = target;
+    let judge = || {
+        let current = daemon.policies.current();
+        let (policy, generation) = lease.policy(&current).ok_or_else(request::environment_gone)?;
+        match policy.at_connect(host, *port) {
+            ConnectDecision::Tunnel(permit) => Ok(Judged { permit, policy, generation }),
+            ConnectDecision::Deny(denial) => Err(denial.into()),
+            ConnectDecision::Inspect => {
+                let reason = "rules read the requests of such a connection now: open it again";
+                Err(Refusal::denied(403, "policy_changed", reason))
+            }
+        }
+    };
+    let asking = Asking { daemon, lease, query: None, taken: Vec::new() };
+    let settled = Box::pin(question::settle(asking, line, judge, incoming.leaves()));
+    let (judged, answer) = settled.await?;
+    line.reason = answer.map(|answer| answer.words());
+    Ok((judged.permit, judged.generation))
 }
 
 async fn pass(

@@ -44,6 +44,16 @@ impl Request {
     fn judge_taken(&self, policy: &Policy, taken: &Taken, own: &Permit) -> Result<(), Denial> {
         let Taken { by, method, path, query } = taken;
         match self.judge_as(policy, method, path, query.as_deref()) {
+            Ok(permit) if permit.asks().is_some() && permit.rule() != own.rule() => {
+                let rule = permit.rule().to_owned();
+                let reason = format!(
+                    "{by} asks for {method} {path}, about which {rule} asks an operator, and {} \
+                     does not",
+                    own.rule()
+                );
+                let hint = Some("ask for it by the request line alone".to_owned());
+                Err(Denial { code: DenialCode::MethodNotListed, rule: Some(rule), reason, hint })
+            }
             Ok(permit) if permit.carries() == own.carries() => Ok(()),
             Ok(permit) => {
                 let (rule, own) = (permit.rule().to_owned(), own.rule());
@@ -84,12 +94,15 @@ pub struct Given {
     /// The credentials that the rule gave it.
     pub credential: Option<String>,
     pub budget: Option<Arc<Budget>>,
+    /// The rule about which an operator was asked, and said yes.
+    pub answered: Option<String>,
 }
 
 impl Given {
     pub fn by(permit: &Permit, generation: u64) -> Self {
         let budget = permit.budget().cloned();
-        Self { generation, credential: permit.carries(), budget }
+        let answered = permit.asks().map(|_| permit.mark());
+        Self { generation, credential: permit.carries(), budget, answered }
     }
 }
 
@@ -98,6 +111,7 @@ struct Running {
     flow: Flow,
     credential: Option<String>,
     budget: Option<Arc<Budget>>,
+    answered: Option<String>,
     /// Where it was dialled to, and whether that address is one of this host's own.
     address: Option<(IpAddr, bool)>,
     stop: CancellationToken,
@@ -105,7 +119,7 @@ struct Running {
 
 impl Running {
     /// Whether the policy would still let it be as it is: with this credential, to this address,
-    /// its bytes counted as they are.
+    /// its bytes counted as they are, and with a yes where the rule asks for one.
     fn is_allowed(&self, policy: &Policy) -> bool {
         let permit = match &self.flow {
             // A tunnel that should be read now has to be opened anew.
@@ -122,6 +136,7 @@ impl Running {
             budget.and_then(|budget| budget.of_bytes()).map(|(key, own)| (key.to_owned(), own))
         };
         permit.carries() == self.credential
+            && (permit.asks().is_none() || self.answered == Some(permit.mark()))
             && bytes(permit.budget()) == bytes(self.budget.as_ref())
             && self.address.is_none_or(|(ip, own)| permit.address_allowed(ip, own).is_ok())
     }
@@ -187,8 +202,9 @@ impl Flows {
     /// the newer one at once: between its decision and now it was in no list.
     pub fn enter(&self, flow: Flow, given: Given) -> Entry {
         let stop = CancellationToken::new();
-        let Given { generation, credential, budget } = given;
-        let running = Running { flow, credential, budget, address: None, stop: stop.clone() };
+        let Given { generation, credential, budget, answered } = given;
+        let (address, stops) = (None, stop.clone());
+        let running = Running { flow, credential, budget, answered, address, stop: stops };
         let mut table = self.table();
         table.catch_up(&running, generation);
         let number = table.next;
@@ -241,7 +257,12 @@ mod tests {
     "#;
 
     fn given(credential: Option<&str>) -> Given {
-        Given { generation: 1, credential: credential.map(str::to_owned), budget: None }
+        Given {
+            generation: 1,
+            credential: credential.map(str::to_owned),
+            budget: None,
+            answered: None,
+        }
     }
 
     fn tunnel(name: &str) -> Flow {

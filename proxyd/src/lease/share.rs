@@ -29,6 +29,12 @@ const LEASE_SOCKETS_MIN: usize = 4;
 const FIRST: usize = 4;
 /// How long a client that has not said whose it is is left alone while others wait for its place.
 const SILENCE: Duration = Duration::from_millis(250);
+/// Requests that wait for an operator's answer: of one lease, and of all. More could not be
+/// overseen.
+const QUESTIONS_MAX: usize = 16;
+const QUESTIONS_ALL_MAX: usize = 256;
+/// Of them every lease can have as many whatever all others do.
+const FIRST_QUESTIONS: usize = 2;
 /// Bytes of bodies held back: of one lease, and of all.
 const HELD_BYTES_MAX: usize = 32 << 20;
 const HELD_BYTES_ALL_MAX: usize = 256 << 20;
@@ -174,6 +180,7 @@ pub struct Shares {
     lasting: Arc<Common>,
     held: Arc<Common>,
     windows: Arc<Common>,
+    questions: Arc<Common>,
 }
 
 impl Shares {
@@ -202,6 +209,7 @@ impl Shares {
             lasting: Common::new(of(1, 16), true),
             held: Common::new(HELD_BYTES_ALL_MAX, false),
             windows: Common::new(WINDOW_BYTES_ALL_MAX, false),
+            questions: Common::new(QUESTIONS_ALL_MAX, true),
         }
     }
 
@@ -262,6 +270,12 @@ impl Shares {
     /// A new lease's share of memory for bodies that are held back.
     pub fn held(&self) -> Share {
         Share::new("bytes of request bodies held back", HELD_BYTES_MAX, 0, &self.held)
+    }
+
+    /// A new lease's share of what waits for an operator's answer.
+    pub fn questions(&self) -> Share {
+        let what = "requests that wait for an operator's answer";
+        Share::new(what, QUESTIONS_MAX, FIRST_QUESTIONS, &self.questions)
     }
 
     /// A new lease's share of memory for what peers of HTTP/2 send ahead.

@@ -156,6 +156,14 @@ impl BodyIn<'_> {
         }
     }
 
+    /// The same while nobody reads the body: some of it is read ahead. Safe to cancel.
+    pub async fn leaves(&mut self) -> End {
+        match self {
+            Self::H1(reading) => reading.leaves().await,
+            _ => pending().await,
+        }
+    }
+
     /// Resolves when a client that has ended its direction has closed its connection, where that
     /// can be told. Safe to cancel.
     pub async fn hangs_up(&mut self) {

@@ -73,6 +73,11 @@ impl Stream {
         }
     }
 
+    /// Whether nobody is at the other end of a socket any more, as far as the kernel can tell.
+    pub fn hung_up(&self) -> bool {
+        self.socket().is_some_and(interfaces::hung_up)
+    }
+
     /// Has dropping the connection reset it. TLS needs no such: without its goodbye no end of it
     /// looks proper. A Unix socket has no reset to send; its peer sees an end.
     pub fn reset_on_close(&self) {

@@ -17,6 +17,13 @@ pub async fn record_denied(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
     log(&line, refusal, recorded);
 }
 
+/// The same for whoever cannot wait.
+pub fn record_denied_at_once(daemon: &Daemon, mut line: Line, refusal: &Refusal) {
+    explain(&mut line, refusal);
+    daemon.leases.note(&line, refusal);
+    log(&line, refusal, daemon.audit.deny_at_once(&line));
+}
+
 fn explain(line: &mut Line, refusal: &Refusal) {
     line.rule = refusal.rule.clone().or(line.rule.take());
     line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));

@@ -52,6 +52,11 @@ impl<'a> Reading<'a> {
         self.reader.ends().await
     }
 
+    /// The same before the body was read; it is found where it was read ahead to.
+    pub async fn leaves(&mut self) -> End {
+        self.reader.ends().await
+    }
+
     /// See [`Reader::hangs_up`].
     pub async fn hangs_up(&mut self) {
         self.reader.hangs_up().await;
