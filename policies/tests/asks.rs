@@ -23,7 +23,7 @@ fn rule(rest: &str) -> String {
 }
 
 fn host() -> Host {
-    Host::parse("a.example").unwrap()
+    Host::parse("a.example").expect("a name")
 }
 
 fn get(host: &Host) -> EgressRequest<'_> {

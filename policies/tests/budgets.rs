@@ -21,7 +21,7 @@ fn rule(rest: &str) -> String {
 }
 
 fn budget(policy: &Policy, method: &str) -> Arc<Budget> {
-    let host = Host::parse("a.example").unwrap();
+    let host = Host::parse("a.example").expect("a name");
     let (scheme, path, query) = (Scheme::Https, "/", None);
     let request = EgressRequest { scheme, host: &host, port: 443, method, path, query };
     match policy.decide(&request) {
