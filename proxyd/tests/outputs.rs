@@ -59,6 +59,7 @@ audience = "login"
 secret = "local:aws"
 inject = { aws-sigv4 = { regions = ["eu-central-1"], services = ["s3"] } }
 hosts = ["api.test"]
+env = "AWS_ACCESS_KEY_ID"
 "#;
 
 async fn put(proxyd: &Proxyd, name: &str, value: &str) {
@@ -140,7 +141,8 @@ async fn scene() -> Scene {
 async fn a_tools_output_is_masked_of_what_never_leaves_the_vault_in_every_form() {
     let scene = scene().await;
     // A command's value is known from the first use on.
-    let mut stream = scene.proxyd.lease().await.h1("api.test").await;
+    let lease = scene.proxyd.lease().await;
+    let mut stream = lease.h1("api.test").await;
     let answer =
         talk(&mut stream, b"GET / HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n");
     assert!(answer.await.starts_with("HTTP/1.1 204 "), "{}", scene.proxyd.log());
