@@ -118,7 +118,8 @@ async fn scene() -> Scene {
     let place = secrets.path().display().to_string();
     let policy = POLICY.replace("SECRETS", &place);
     let more = format!(
-        "secret-directories = [\"{place}\"]\n[commands.op]\ncommand = [\"/bin/sh\", \"DIR/op.sh\"]\n\
+        "secret-directories = [\"{place}\"]\n[commands.op]\n\
+         command = [\"/bin/sh\", \"DIR/op.sh\"]\n\
          input = \"file:{place}/input\"\nread = [\"DIR\"]\n"
     );
     let files = [("op.sh", &format!("echo {COMMAND}")[..])];
