@@ -213,8 +213,8 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
 async fn drain(daemon: &Daemon, stop: &CancellationToken) {
     ipc::daemon::stopping();
     tracing::info!("proxyd drains");
-    stop.cancel();
     daemon.questions.close();
+    stop.cancel();
     daemon.tasks.close();
     if tokio::time::timeout(DRAIN, daemon.tasks.wait()).await.is_err() {
         daemon.ending.cancel();

@@ -301,11 +301,14 @@ async fn hold(
     let questions = &asking.daemon.questions;
     let mut judged = questions.judged.subscribe();
     let within = asked.within;
-    let mut held = match Held::open(asking, line, asked)? {
-        Ok(held) => held,
+    let (mut held, open) = match Held::new(asking, line, asked)? {
+        Ok(new) => new,
         Err(standing) => return Ok(Some(standing)),
     };
     held.record().await?;
+    if let Some(standing) = held.open(open)? {
+        return Ok(Some(standing));
+    }
     // What was changed before that was not seen by `still`.
     judged.mark_changed();
     loop {
@@ -355,12 +358,12 @@ struct Held {
 }
 
 impl Held {
-    /// Takes its place, unless there is an answer already.
-    fn open(
+    /// Makes a place, unless there is an answer already.
+    fn new(
         asking: &Asking<'_>,
         line: &Line,
         Asked { mark, within, credential }: Asked<'_>,
-    ) -> Result<Result<Self, Answer>, Refusal> {
+    ) -> Result<Result<(Self, Open), Answer>, Refusal> {
         let Asking { daemon, lease, .. } = asking;
         let questions = &daemon.questions;
         let mut table = questions.table();
@@ -382,11 +385,25 @@ impl Held {
         let (number, line, mark) = (table.next, line.clone(), mark.to_owned());
         table.next += 1;
         let open = Open { shown, line: line.clone(), lease: Arc::clone(lease), mark, until, tell };
-        table.open.insert(number, open);
+        drop(table);
+        let (daemon, ended) = (Arc::clone(daemon), false);
+        let held = Self { daemon, number, question, line, until, answer, ended, _share: share };
+        Ok(Ok((held, open)))
+    }
+
+    /// Lets operators see it, once it is on record; unless there is an answer by now.
+    fn open(&mut self, open: Open) -> Result<Option<Answer>, Refusal> {
+        let questions = &self.daemon.questions;
+        let mut table = questions.table();
+        let standing = open.lease.answers.find(&open.mark);
+        if standing.is_some() || table.closed {
+            self.ended = true;
+            return standing.map(Some).ok_or_else(withdrawn);
+        }
+        table.open.insert(self.number, open);
         drop(table);
         questions.has_changed();
-        let daemon = Arc::clone(daemon);
-        Ok(Ok(Self { daemon, number, question, line, until, answer, ended: false, _share: share }))
+        Ok(None)
     }
 
     /// Nothing is held of which the audit says nothing.
