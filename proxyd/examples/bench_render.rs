@@ -1,8 +1,8 @@
 //! Measures what it takes to have a credential rendered by the vault's process: `bench_render
 //! DIRECTORY`.
 //!
-//! One line of JSON: a rendering and, as its measure, a round trip of as many bytes over a socket of
-//! the same kind to another process, in turn; and the CPU time of a rendering in both processes.
+//! One line of JSON: a rendering and, as its measure, a round trip of as many bytes over a socket
+//! of the same kind to another process, in turn; and the CPU time of a rendering in both processes.
 //! Called by `bench/egress.py`. Each rendering is for another host, since what was rendered for one
 //! serves its requests for some seconds.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on should say so")]

@@ -301,7 +301,7 @@ fn where_its_keys_cannot_be_locked_it_does_not_start_and_says_what_to_do() {
     }
     let dir = directory();
     let key = format!("created-file:{}", dir.path().join("vault.key").display());
-    let mut limited = Command::new("/bin/sh");
+    let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -l 0 && exec \"$0\" \"$@\"", PROXYD]);
     let mut vault = Vault::spawn_by(limited, dir.path(), &key, Stdio::inherit());
 
