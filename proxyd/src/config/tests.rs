@@ -33,6 +33,8 @@ former-key = "file:/f"
 secret-directories = ["/secrets"]
 idle-timeout = "7s"
 tunnel-idle-timeout = "8s"
+audit-keep = "9d"
+audit-bytes = "1GiB"
 lease-addresses = ["172.17.0.1"]
 trust-store = "/roots.pem"
 [commands.op]
@@ -115,6 +117,9 @@ fn every_key_has_its_effect() {
     assert_eq!(config.layout.policies, Path::new("/p"));
     assert_eq!(config.log, tracing::Level::DEBUG);
     assert_eq!(config.trusted_uids, [7, 0]);
+    let retention = &config.retention;
+    assert_eq!(retention.keep, Some(Duration::from_secs(9 * 24 * 3600)));
+    assert_eq!(retention.bytes, Some(1 << 30));
     assert_eq!(config.key.as_deref(), Some("file:/k"));
     assert_eq!(config.former_key.as_deref(), Some("file:/f"));
     assert_eq!(config.secret_directories, [Path::new("/secrets")]);
@@ -325,6 +330,8 @@ const KEYS: &[&str] = &[
     "web-identity",
     "idle-timeout",
     "tunnel-idle-timeout",
+    "audit-keep",
+    "audit-bytes",
     "lease-addresses",
     "trust-store",
     "dial",
