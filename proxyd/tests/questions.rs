@@ -384,7 +384,7 @@ async fn one_lease_holds_so_many_and_leaves_room_for_others() {
         let request = http::Request::get(format!("https://api.test{path}")).body(()).unwrap();
         sender.send_request(request, true).unwrap().0
     };
-    let answers: Vec<_> = (0..HELD_MAX).map(|at| send(format!("/two/{at}"))).collect();
+    let mut answers: Vec<_> = (0..HELD_MAX).map(|at| send(format!("/two/{at}"))).collect();
     let questions = held(&proxyd, HELD_MAX).await;
 
     let refused = timely(send("/two/more".to_owned())).await.unwrap();
@@ -395,6 +395,9 @@ async fn one_lease_holds_so_many_and_leaves_room_for_others() {
     held(&proxyd, HELD_MAX + 1).await;
     // What was answered leaves room.
     say(&proxyd, &questions[0], Verdict::Deny, None).await.unwrap();
+    let path = questions[0].path.as_deref().unwrap();
+    let at: usize = path.trim_start_matches("/two/").parse().unwrap();
+    assert_eq!(timely(answers.swap_remove(at)).await.unwrap().status(), 403);
     held(&proxyd, HELD_MAX).await;
     let _next = send("/two/next".to_owned());
     held(&proxyd, HELD_MAX + 1).await;
