@@ -24,6 +24,30 @@ hosts = ["api.example"]
 env = "API_TOKEN"
 "#;
 
+/// Secrets that no request of the sandbox has, and a directory that shows them to it all the same.
+const LEAK: &str = r#"
+[sandbox]
+root = "host"
+mounts = [{ source = "PLACE", target = "/opt/leak" }]
+[[egress.allow]]
+hosts = ["api.example"]
+methods = ["GET"]
+credential = "person"
+[credentials.person]
+secret = "local:refresh"
+hosts = ["api.example"]
+[credentials.person.inject.oauth2]
+grant = "refresh-token"
+token-url = "https://login.example/token"
+client-id = "person"
+client-secret = "local:client"
+[credentials.objects]
+secret = "local:aws"
+inject = { aws-sigv4 = { regions = ["eu-central-1"], services = ["s3"] } }
+hosts = ["api.example"]
+env = "AWS_ACCESS_KEY_ID"
+"#;
+
 /// A value unique to this run, and the forms it could appear in.
 fn canary() -> (String, Vec<Vec<u8>>) {
     let value = format!("SECRET-CANARY-{}", ipc::id::random_text(24));
@@ -84,6 +108,50 @@ async fn an_agent_that_hunts_for_the_token_finds_a_placeholder_or_a_mask() {
             // A daemon that keeps even its own user out has nothing to show there.
             let read = std::fs::read(format!("/proc/{pid}/{part}")).unwrap_or_default();
             assert!(!holds(&read, &forms), "the token is in {daemon}'s {part}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_tool_puts_out_of_secrets_that_never_leave_the_vault_is_masked_before_it_is_kept() {
+    let secrets = ["refresh", "client", "aws", "of-no-policy"].map(|name| (name, canary()));
+    let place = tempfile::tempdir().unwrap();
+    for (name, (value, _)) in &secrets {
+        std::fs::write(place.path().join(name), value).unwrap();
+    }
+    let policy = LEAK.replace("PLACE", &place.path().display().to_string());
+    let look = "cd /opt/leak; for f in *; do echo \"$f: $(cat $f)\"; base64 -w0 $f; echo; \
+        (printf ab; cat $f) | base64 -w0; echo; od -An -v -tx1 $f | tr -d ' \\n'; echo; done >&2; \
+        echo the end";
+    let turns = json!([
+        { "text": "Looking.", "tools": [{ "name": "bash", "input": { "command": look } }] },
+        { "text": "Nothing there." },
+    ]);
+    let setup = Setup::default().policy("dev", &policy).script(turns);
+    let installation = tokio::task::block_in_place(|| Installation::start(&setup));
+    for (name, (value, _)) in &secrets {
+        let key = format!("AKIAEXAMPLE000000000:{value}");
+        installation.store_secret(name, if *name == "aws" { &key } else { value }).await;
+    }
+    let api = Api::new(&installation.layout.harnessd());
+    let session = api.session("dev").await;
+
+    api.say(&session, "look").await;
+    let events = api.until_idle(&session).await;
+
+    let results = tool_results(&events);
+    assert!(results.len() == 1 && results[0].contains("the end"), "{events:?}");
+    for (name, (value, _)) in &secrets {
+        let masked = format!("{name}: {}\n", "*".repeat(value.len()));
+        assert!(results[0].contains(&masked), "{name}: {}", results[0]);
+    }
+    let everything = serde_json::to_vec(&events).unwrap();
+    for (name, (_, forms)) in &secrets {
+        assert!(!holds(&everything, forms), "{name} is in the events: {}", results[0]);
+        for (file, content) in installation.files() {
+            // What ran in a sandbox and what it said stays as it was with sandboxd.
+            let journal = file.to_string_lossy().contains("/sandboxd/journal.db");
+            assert!(journal || !holds(&content, forms), "{name} is in {}", file.display());
         }
     }
 }
