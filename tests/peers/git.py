@@ -134,6 +134,8 @@ LARGE = f"""
     git config --global user.name agent
     git config --global core.compression 0
     git config --global core.bigFileThreshold 1m
+    # Over HTTP/2 git and some libcurl wait for one another at the end of a long body, with no proxy too.
+    git config --global http.version HTTP/1.1
     git init -q -b main large && cd large
     for i in $(seq {PARTS}); do head -c 10485760 /dev/urandom > part$i; done
     git add . && git commit -qm large
