@@ -12,11 +12,13 @@
 //! HTTP is version 1.1 with JSON bodies. A socket is served by the daemon that it is named after.
 //! Callers are known by `SO_PEERCRED` ([`peer`]), never by what they say. The HTTP sockets carry no
 //! descriptors; the SEQPACKET sockets carry nothing else but one JSON object a message, of at most
-//! [`fd::MESSAGE_BYTES_MAX`] bytes. This crate holds messages and plumbing: no policy, no
-//! configuration, no logging set-up.
+//! [`fd::MESSAGE_BYTES_MAX`] bytes. This crate holds messages and plumbing, and what the daemons
+//! that start programs know of system calls ([`calls`]): no policy, no configuration, no logging
+//! set-up.
 #![deny(unsafe_code)]
 
 pub mod account;
+pub mod calls;
 pub mod daemon;
 pub mod fault;
 pub mod fd;

@@ -3,6 +3,8 @@
 //! Everything else fails with EPERM. What only somebody would ask for who runs code of their own
 //! in one of them ends the process, and with it proxyd, which its supervisor starts again.
 
+use ipc::calls::{NAMESPACES, PROBED};
+
 use super::filter::{Argument, Job, When, when};
 
 /// Answers, the log, files to read, memory that holds no code, time, signals of its own, the end.
@@ -171,14 +173,6 @@ pub const ATTACKS: &[i64] = &[
 /// Another program in this one's place.
 const PROGRAMS: &[i64] = &[libc::SYS_execve, libc::SYS_execveat];
 
-/// What libraries try first and do without. Their arguments lie where no filter can look.
-pub const PROBED: &[i64] = &[
-    libc::SYS_clone3,
-    libc::SYS_io_uring_setup,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-];
-
 /// The vault child: its store, its sockets, one thread.
 pub fn vault() -> Job<'static> {
     Job {
@@ -227,9 +221,6 @@ pub fn network() -> Job<'static> {
     }
 }
 
-/// Flags of clone(2) that make namespaces (`CLONE_NEWTIME` shares its bit with the exit signal and
-/// is refused by clone itself).
-pub const NAMESPACES: u32 = 0x7e02_0000;
 /// linux/prctl.h
 const PR_SET_NAME: u32 = 15;
 /// asm-generic/ioctls.h

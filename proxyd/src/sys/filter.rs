@@ -14,9 +14,6 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("the filters of the vault's processes know x86-64 and aarch64 only");
-
 /// What an argument of a call must be, by its number from 0. Those that are named anywhere are an
 /// `int` or an `unsigned int` to the kernel, which ignores the upper half, unless it is a pointer.
 #[derive(Clone, Copy, Debug)]

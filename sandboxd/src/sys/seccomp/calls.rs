@@ -1,4 +1,5 @@
-//! The table: every system call that a command may make.
+//! The table: every system call that a command may make: those of ordinary programs
+//! ([`ipc::calls`]), those of debuggers, and some that their arguments decide.
 //!
 //! What is not here fails with EPERM: mounting, namespaces, modules, kexec, reboot, swap, quota,
 //! accounting, keys, bpf, perf, userfaultfd, file handles, clocks, raw I/O ports. Calls that
@@ -6,29 +7,23 @@
 //! ptrace and process_vm_* are allowed: debuggers are wanted, and the pid namespace, Landlock and
 //! the missing capabilities bound them to the sandbox's own processes.
 
+use ipc::calls::{
+    NAMESPACES, PACKETS, PROBED, PROGRAMS, PROGRAMS_HERE, SOCKET_KIND, TERMINAL_INPUT,
+};
+
 use super::filter::{Node, Verdict};
 
 #[cfg(target_arch = "x86_64")]
 pub const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 pub const ARCHITECTURE: u32 = 0xc000_00b7;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("sandboxd has filter tables for x86_64 and aarch64 only");
 
 /// The highest number that this table was written with knowledge of (Linux 6.18, `file_setattr`).
 /// Higher ones are to a sandbox what they are to an older kernel.
 pub const NUMBER_MAX: u32 = 469;
 
-/// Flags of clone(2) that make namespaces (`CLONE_NEWTIME` shares its bit with the exit signal
-/// and is refused by clone itself).
-const NAMESPACE_FLAGS: u32 = 0x7e02_0000;
 /// `CLONE_NEWTIME`, for unshare(2).
 const NEWTIME_FLAG: u32 = 0x80;
-
-/// `tty_ioctl(4)`: puts characters into a terminal's input, or replaces its driver.
-const TIOCSTI: u32 = 0x5412;
-const TIOCLINUX: u32 = 0x541c;
-const TIOCSETD: u32 = 0x5423;
 
 /// The set-user-ID and set-group-ID bits of a file's mode, inode(7).
 const SET_ID: u32 = 0o6000;
@@ -96,20 +91,12 @@ fn creating(flags: u8) -> Node {
 /// What the file tools' own code may call inside a cell: as commands, and openat2, which keeps it
 /// beneath the workspace.
 pub fn files() -> Vec<(u32, Node)> {
-    let mut table: Vec<(u32, Node)> = ALLOWED
-        .iter()
-        .chain(ALLOWED_HERE)
-        .map(|call| (number(*call), Node::Give(Verdict::Allow)))
-        .collect();
-    let absent = [
-        libc::SYS_clone3,
-        libc::SYS_io_uring_setup,
-        libc::SYS_io_uring_enter,
-        libc::SYS_io_uring_register,
-    ];
-    table.extend(absent.map(|call| (number(call), fail(libc::ENOSYS))));
-    table.push((number(libc::SYS_clone), no_bits(0, NAMESPACE_FLAGS)));
-    table.push((number(libc::SYS_unshare), no_bits(0, NAMESPACE_FLAGS | NEWTIME_FLAG)));
+    let allowed = [PROGRAMS, PROGRAMS_HERE, TRACING].into_iter().flatten();
+    let mut table: Vec<(u32, Node)> =
+        allowed.map(|call| (number(*call), Node::Give(Verdict::Allow))).collect();
+    table.extend(PROBED.iter().map(|call| (number(*call), fail(libc::ENOSYS))));
+    table.push((number(libc::SYS_clone), no_bits(0, NAMESPACES)));
+    table.push((number(libc::SYS_unshare), no_bits(0, NAMESPACES | NEWTIME_FLAG)));
     table.push((number(libc::SYS_ioctl), ioctl()));
     table.push((number(libc::SYS_socket), socket()));
     table.push((number(libc::SYS_socketpair), only(0, &[1], libc::EAFNOSUPPORT)));
@@ -146,7 +133,7 @@ fn ioctl() -> Node {
     Node::If {
         argument: 1,
         mask: u32::MAX,
-        values: vec![TIOCSTI, TIOCLINUX, TIOCSETD],
+        values: TERMINAL_INPUT.to_vec(),
         then: Box::new(fail(libc::EPERM)),
         otherwise: allow(),
     }
@@ -159,18 +146,14 @@ fn socket() -> Node {
     const DOMAIN: u8 = 0;
     const KIND: u8 = 1;
     const PROTOCOL: u8 = 2;
-    const KIND_MASK: u32 = 0xf;
-    /// The old way to packet sockets, socket(2).
-    const SOCK_PACKET: u32 = 10;
     let unix = libc::AF_UNIX as u32;
     let netlink = libc::AF_NETLINK as u32;
     let inet = vec![libc::AF_INET as u32, libc::AF_INET6 as u32];
-    let raw = vec![libc::SOCK_RAW as u32, SOCK_PACKET];
     let protocols = only(PROTOCOL, &[0, 6, 17, 1, 58, 136], libc::EPROTONOSUPPORT);
     let by_kind = Node::If {
         argument: KIND,
-        mask: KIND_MASK,
-        values: raw,
+        mask: SOCKET_KIND,
+        values: PACKETS.to_vec(),
         then: Box::new(fail(libc::EPERM)),
         otherwise: Box::new(protocols),
     };
@@ -190,309 +173,11 @@ fn socket() -> Node {
     }
 }
 
-/// Allowed on both architectures.
-const ALLOWED: &[i64] = &[
-    // cachestat, fchmodat2, map_shadow_stack, futex_wake, futex_wait, futex_requeue: not named by
-    // libc on both.
-    451,
-    452,
-    453,
-    454,
-    455,
-    456,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_bind,
-    libc::SYS_brk,
-    libc::SYS_capget,
-    libc::SYS_capset,
-    libc::SYS_chdir,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_connect,
-    libc::SYS_copy_file_range,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_eventfd2,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    libc::SYS_fadvise64,
-    libc::SYS_fallocate,
-    libc::SYS_fchdir,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
-    libc::SYS_fcntl,
-    libc::SYS_fdatasync,
-    libc::SYS_fgetxattr,
-    libc::SYS_flistxattr,
-    libc::SYS_flock,
-    libc::SYS_fremovexattr,
-    libc::SYS_fsetxattr,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
-    libc::SYS_fsync,
-    libc::SYS_ftruncate,
-    libc::SYS_futex,
-    libc::SYS_futex_waitv,
-    libc::SYS_get_mempolicy,
-    libc::SYS_get_robust_list,
-    libc::SYS_getcpu,
-    libc::SYS_getcwd,
-    libc::SYS_getdents64,
-    libc::SYS_getegid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getgroups,
-    libc::SYS_getitimer,
-    libc::SYS_getpeername,
-    libc::SYS_getpgid,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_getpriority,
-    libc::SYS_getrandom,
-    libc::SYS_getresgid,
-    libc::SYS_getresuid,
-    libc::SYS_getrusage,
-    libc::SYS_getsid,
-    libc::SYS_getsockname,
-    libc::SYS_getsockopt,
-    libc::SYS_gettid,
-    libc::SYS_gettimeofday,
-    libc::SYS_getuid,
-    libc::SYS_getxattr,
-    libc::SYS_inotify_add_watch,
-    libc::SYS_inotify_init1,
-    libc::SYS_inotify_rm_watch,
-    libc::SYS_io_cancel,
-    libc::SYS_io_destroy,
-    libc::SYS_io_getevents,
-    libc::SYS_io_setup,
-    libc::SYS_io_submit,
-    libc::SYS_ioprio_get,
-    libc::SYS_ioprio_set,
-    libc::SYS_kill,
-    libc::SYS_landlock_add_rule,
-    libc::SYS_landlock_create_ruleset,
-    libc::SYS_landlock_restrict_self,
-    libc::SYS_lgetxattr,
-    libc::SYS_linkat,
-    libc::SYS_listen,
-    libc::SYS_listxattr,
-    libc::SYS_llistxattr,
-    libc::SYS_lremovexattr,
-    libc::SYS_lseek,
-    libc::SYS_lsetxattr,
-    libc::SYS_madvise,
-    libc::SYS_mbind,
-    libc::SYS_membarrier,
-    libc::SYS_memfd_create,
-    libc::SYS_mincore,
-    libc::SYS_mkdirat,
-    libc::SYS_mknodat,
-    libc::SYS_mlock,
-    libc::SYS_mlock2,
-    libc::SYS_mlockall,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_mq_getsetattr,
-    libc::SYS_mq_notify,
-    libc::SYS_mq_open,
-    libc::SYS_mq_timedreceive,
-    libc::SYS_mq_timedsend,
-    libc::SYS_mq_unlink,
-    libc::SYS_mremap,
-    libc::SYS_mseal,
-    libc::SYS_msgctl,
-    libc::SYS_msgget,
-    libc::SYS_msgrcv,
-    libc::SYS_msgsnd,
-    libc::SYS_msync,
-    libc::SYS_munlock,
-    libc::SYS_munlockall,
-    libc::SYS_munmap,
-    libc::SYS_nanosleep,
-    libc::SYS_openat,
-    libc::SYS_openat2,
+/// What debuggers need.
+const TRACING: &[i64] = &[
     libc::SYS_pidfd_getfd,
-    libc::SYS_pidfd_open,
-    libc::SYS_pidfd_send_signal,
-    libc::SYS_pipe2,
-    libc::SYS_pkey_alloc,
-    libc::SYS_pkey_free,
-    libc::SYS_pkey_mprotect,
-    libc::SYS_ppoll,
-    libc::SYS_prctl,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_preadv2,
-    libc::SYS_prlimit64,
     libc::SYS_process_madvise,
-    libc::SYS_process_mrelease,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
-    libc::SYS_pselect6,
     libc::SYS_ptrace,
-    libc::SYS_pwrite64,
-    libc::SYS_pwritev,
-    libc::SYS_pwritev2,
-    libc::SYS_read,
-    libc::SYS_readahead,
-    libc::SYS_readlinkat,
-    libc::SYS_readv,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_removexattr,
-    libc::SYS_renameat2,
-    libc::SYS_restart_syscall,
-    libc::SYS_rseq,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigpending,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigqueueinfo,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_rt_tgsigqueueinfo,
-    libc::SYS_sched_get_priority_max,
-    libc::SYS_sched_get_priority_min,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getattr,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_rr_get_interval,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_setattr,
-    libc::SYS_sched_setparam,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_yield,
-    libc::SYS_seccomp,
-    libc::SYS_semctl,
-    libc::SYS_semget,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_sendfile,
-    libc::SYS_sendmmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_set_mempolicy,
-    libc::SYS_set_mempolicy_home_node,
-    libc::SYS_set_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_setfsgid,
-    libc::SYS_setfsuid,
-    libc::SYS_setgid,
-    libc::SYS_setgroups,
-    libc::SYS_setitimer,
-    libc::SYS_setpgid,
-    libc::SYS_setpriority,
-    libc::SYS_setregid,
-    libc::SYS_setresgid,
-    libc::SYS_setresuid,
-    libc::SYS_setreuid,
-    libc::SYS_setsid,
-    libc::SYS_setsockopt,
-    libc::SYS_setuid,
-    libc::SYS_setxattr,
-    libc::SYS_shmat,
-    libc::SYS_shmctl,
-    libc::SYS_shmdt,
-    libc::SYS_shmget,
-    libc::SYS_shutdown,
-    libc::SYS_sigaltstack,
-    libc::SYS_signalfd4,
-    libc::SYS_splice,
-    libc::SYS_statfs,
-    libc::SYS_statx,
-    libc::SYS_symlinkat,
-    libc::SYS_sync,
-    libc::SYS_syncfs,
-    libc::SYS_sysinfo,
-    libc::SYS_tee,
-    libc::SYS_tgkill,
-    libc::SYS_timer_create,
-    libc::SYS_timer_delete,
-    libc::SYS_timer_getoverrun,
-    libc::SYS_timer_gettime,
-    libc::SYS_timer_settime,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_gettime,
-    libc::SYS_timerfd_settime,
-    libc::SYS_times,
-    libc::SYS_tkill,
-    libc::SYS_truncate,
-    libc::SYS_umask,
-    libc::SYS_uname,
-    libc::SYS_unlinkat,
-    libc::SYS_utimensat,
-    libc::SYS_vmsplice,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_newfstatat,
-];
-
-#[cfg(target_arch = "x86_64")]
-const ALLOWED_HERE: &[i64] = &[
-    libc::SYS_getrlimit,
-    libc::SYS_renameat,
-    libc::SYS_setrlimit,
-    libc::SYS_sync_file_range,
-    libc::SYS_access,
-    libc::SYS_alarm,
-    libc::SYS_arch_prctl,
-    libc::SYS_chmod,
-    libc::SYS_chown,
-    libc::SYS_creat,
-    libc::SYS_dup2,
-    libc::SYS_epoll_create,
-    libc::SYS_epoll_wait,
-    libc::SYS_eventfd,
-    libc::SYS_fork,
-    libc::SYS_futimesat,
-    libc::SYS_getdents,
-    libc::SYS_getpgrp,
-    libc::SYS_inotify_init,
-    libc::SYS_lchown,
-    libc::SYS_link,
-    libc::SYS_lstat,
-    libc::SYS_mkdir,
-    libc::SYS_mknod,
-    libc::SYS_open,
-    libc::SYS_pause,
-    libc::SYS_pipe,
-    libc::SYS_poll,
-    libc::SYS_readlink,
-    libc::SYS_rename,
-    libc::SYS_rmdir,
-    libc::SYS_select,
-    libc::SYS_signalfd,
-    libc::SYS_stat,
-    libc::SYS_symlink,
-    libc::SYS_time,
-    libc::SYS_unlink,
-    libc::SYS_ustat,
-    libc::SYS_utime,
-    libc::SYS_utimes,
-    libc::SYS_vfork,
-];
-
-#[cfg(target_arch = "aarch64")]
-const ALLOWED_HERE: &[i64] = &[
-    // renameat, sync_file_range, getrlimit, setrlimit: not named by libc here.
-    38, 84, 163, 164,
 ];

@@ -273,6 +273,8 @@ mod tests {
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 0), RETURN_ALLOW);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 12), fails(libc::EPROTONOSUPPORT));
         assert_eq!(socket(libc::AF_INET, libc::SOCK_RAW | CLOEXEC, 1), fails(libc::EPERM));
+        // The old way to a packet socket.
+        assert_eq!(socket(libc::AF_INET, 10 | CLOEXEC, 0), fails(libc::EPERM));
         assert_eq!(socket(libc::AF_INET, libc::SOCK_STREAM, 262), fails(libc::EPROTONOSUPPORT));
         for family in [libc::AF_PACKET, libc::AF_VSOCK, libc::AF_ALG, libc::AF_BLUETOOTH] {
             assert_eq!(socket(family, libc::SOCK_RAW, 0), fails(libc::EAFNOSUPPORT), "{family}");
