@@ -231,6 +231,43 @@ fn rows_of_the_table_of_attacks_have_ids_of_their_own_and_name_tests_that_exist(
     assert_none("rows whose test does not exist, or whose id is another's too", &bad);
 }
 
+/// What stands between the quotes after `key` in a line of a manifest.
+fn quoted<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"')
+}
+
+#[test]
+fn every_file_of_tests_is_part_of_a_program() {
+    let mut bad = Vec::new();
+    let mut programs = 0;
+    for krate in CRATES {
+        let manifest = std::fs::read_to_string(root().join(krate).join("Cargo.toml")).unwrap();
+        if !manifest.contains("\nautotests = false\n") && krate != "tests" {
+            continue;
+        }
+        let folder =
+            if krate == "tests" { root().join(krate) } else { root().join(krate).join("tests") };
+        let (_, tests) = manifest.split_once("[[test]]").unwrap();
+        let named: BTreeSet<String> =
+            tests.lines().filter_map(|line| quoted(line, "name")).map(str::to_owned).collect();
+        let text =
+            |name: &String| std::fs::read_to_string(folder.join(format!("{name}.rs"))).unwrap();
+        let roots: Vec<String> = named.iter().map(text).collect();
+        programs += roots.len();
+        for entry in std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap()) {
+            let name = entry.file_name().into_string().unwrap();
+            let Some(name) = name.strip_suffix(".rs") else { continue };
+            let module = format!("\nmod {name};\n");
+            if !named.contains(name) && !roots.iter().any(|root| root.contains(&module)) {
+                bad.push(format!("{krate}: {name}.rs"));
+            }
+        }
+    }
+
+    assert!(programs > 1, "only {programs} programs of tests were looked at");
+    assert_none("files of tests that no program has, so that they never run", &bad);
+}
+
 #[test]
 fn every_key_of_a_policy_file_is_in_its_man_page() {
     let page = std::fs::read_to_string(root().join("policies/policy.5.md")).unwrap();

@@ -1,12 +1,9 @@
 //! What an import may leave behind and what it may claim: nothing for long, and only what holds.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
-mod rig;
-
+use crate::rig::files::{chained, exported, import};
+use crate::rig::{Daemon, Rig, idle, say, session, turn};
 use ipc::fault::Code;
 use ipc::id::SessionId;
-use rig::files::{chained, exported, import};
-use rig::{Daemon, Rig, idle, say, session, turn};
 use serde_json::{Value, json};
 
 /// A session of one turn as a file.

@@ -1,5 +1,4 @@
 //! The way to a model: the lease, the request that proxyd sees, and what comes of its answers.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

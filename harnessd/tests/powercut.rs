@@ -3,21 +3,17 @@
 //! A process appends while a recorder (`powercut/recorder.c`, preloaded) notes every write and
 //! every sync. For many moments the test then puts together what a disk may hold: all that was
 //! synced, and of the rest any part, torn at sectors.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
-
-#[path = "simulation/chance.rs"]
-#[allow(dead_code, reason = "the simulation draws in more ways")]
-mod chance;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use chance::Chance;
 use harnessd::log::objects::NewObject;
 use harnessd::log::{Agent, Body, Created, Guard, Log};
 use ipc::id::SessionId;
 use serde_json::{Value, json};
+
+use crate::simulation::chance::Chance;
 
 /// Set in the process that the test starts from itself: its state directory.
 const CHILD: &str = "HARNESSD_POWERCUT_CHILD";
@@ -105,7 +101,10 @@ fn recorded(dir: &Path) -> Vec<Record> {
     let state = dir.join("state");
     std::fs::create_dir(&state).unwrap();
     let ended = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "after_a_power_cut_at_any_write_all_that_was_acknowledged_is_there"])
+        .args([
+            "--exact",
+            "powercut::after_a_power_cut_at_any_write_all_that_was_acknowledged_is_there",
+        ])
         .env(CHILD, &state)
         .env("RECORD", dir.join("record"))
         .env("LD_PRELOAD", &library)

@@ -1,13 +1,10 @@
 //! Death and return: kill -9 anywhere, go on elsewhere; same history, nothing run twice.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
-
-mod rig;
 
 use std::collections::HashMap;
 
+use crate::rig::{Rig, idle, kinds, say, session, turn, until};
 use harnessd::log::{Body, CallOutcome, Event};
 use http_body_util::BodyExt;
-use rig::{Rig, idle, kinds, say, session, turn, until};
 use serde_json::json;
 
 fn results(events: &[Event]) -> Vec<(String, CallOutcome)> {

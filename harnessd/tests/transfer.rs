@@ -1,15 +1,12 @@
 //! Carrying sessions and whole logs: backup while running, one session as a file, old formats.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
-
-mod rig;
 
 use std::os::unix::fs::PermissionsExt;
 
+use crate::rig::files::{bytes, chained, exported, import};
+use crate::rig::{Rig, idle, kinds, say, session, turn, until};
 use harnessd::log::{Body, CallOutcome, Log, Note};
 use ipc::fault::Code;
 use ipc::id::SessionId;
-use rig::files::{bytes, chained, exported, import};
-use rig::{Rig, idle, kinds, say, session, turn, until};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]

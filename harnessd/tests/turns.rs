@@ -1,11 +1,8 @@
 //! Whole turns through the real daemon: what is written, in which order, and what the model gets.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
-mod rig;
-
+use crate::rig::peers::SECRET;
+use crate::rig::{Rig, idle, kinds, say, send, session, session_with, turn, until};
 use harnessd::log::{Body, CallOutcome, Event, StopReason};
-use rig::peers::SECRET;
-use rig::{Rig, idle, kinds, say, send, session, session_with, turn, until};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]

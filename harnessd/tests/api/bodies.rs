@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::daemon::Daemon;
+use super::daemon::Daemon;
 
 const MIB: usize = 1024 * 1024;
 

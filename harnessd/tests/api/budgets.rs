@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::daemon::{Daemon, message, of};
+use super::daemon::{Daemon, message, of};
 
 /// At this price every token costs half a dollar: any request goes beyond a small budget.
 const DEAR: u32 = 500_000;

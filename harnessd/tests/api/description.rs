@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::daemon::Daemon;
+use super::daemon::Daemon;
 
 const ROUTES: &str = include_str!("../../src/api/mod.rs");
 const METHODS: [&str; 3] = ["get", "post", "delete"];

@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 
-use crate::daemon::Daemon;
+use super::daemon::Daemon;
 
 struct Port {
     address: SocketAddr,

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::daemon::Daemon;
+use super::daemon::Daemon;
 
 const CLIENTS: usize = 40;
 

@@ -1,6 +1,5 @@
 //! Starts the real harnessd in a temporary directory, with a sandboxd and a proxyd that only
 //! pretend: they count, hold, and answer as the protocol says.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod files;
 pub mod peers;

@@ -12,8 +12,8 @@ use harnessd::state::State;
 use ipc::id::SessionId;
 use serde_json::{Value, json};
 
-use crate::Process;
-use crate::world::World;
+use super::Process;
+use super::world::World;
 
 /// How long the client waits for an answer before it asks somebody else.
 const PATIENCE: Duration = Duration::from_secs(5);

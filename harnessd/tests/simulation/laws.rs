@@ -9,8 +9,8 @@ use harnessd::state::State;
 use harnessd::step::{Step, next_step};
 use ipc::id::SessionId;
 
-use crate::valid;
-use crate::world::World;
+use super::valid;
+use super::world::World;
 
 pub async fn check(world: &World, log: &Log, session: &SessionId, acknowledged: &[String]) {
     let events = log.all(session).await.unwrap();

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::chance::Chance;
-use crate::valid;
+use super::chance::Chance;
+use super::valid;
 
 /// Answers of the model before it only ends turns.
 const LIVELY_ANSWERS: u64 = 25;

@@ -3,9 +3,8 @@
 //! model fails, overflows, is cut off, pauses; the client talks, interrupts and decides meanwhile.
 //!
 //! `HARNESSD_SIMULATION_SEED=N` plays one seed alone; `HARNESSD_SIMULATION_SEEDS=N` that many.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
-mod chance;
+pub mod chance;
 mod client;
 mod laws;
 mod valid;
@@ -24,7 +23,8 @@ use harnessd::model::Models;
 use ipc::id::SessionId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use world::{Life, SimHand, SimModel, SimProxyd, World};
+
+use self::world::{Life, SimHand, SimModel, SimProxyd, World};
 
 /// Seeds of one run of the tests.
 const SEEDS: u64 = 1_000;
