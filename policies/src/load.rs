@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::diagnostic::Diagnostic;
+use crate::set::GROUPS_FILE;
 
 /// No policy needs more; it keeps a stray file from filling memory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -44,7 +45,15 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<(String, String)>, Vec<Diagnostic>>
             Err(diagnostic) => found.push(*diagnostic),
         }
     }
-    if found.is_empty() { Ok(files) } else { Err(found) }
+    if found.is_empty() {
+        return Ok(files);
+    }
+    // All that is wrong is told at once, unless the others name groups that cannot be read.
+    if !found.iter().any(|diagnostic| Path::new(&diagnostic.file).ends_with(GROUPS_FILE)) {
+        found.append(&mut crate::file::parse(&files).1);
+    }
+    found.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
+    Err(found)
 }
 
 fn read_file(path: &Path) -> Result<(String, String), Box<Diagnostic>> {
@@ -71,8 +80,16 @@ fn read_file(path: &Path) -> Result<(String, String), Box<Diagnostic>> {
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(cannot("larger than 1 MiB".to_owned()));
     }
-    let text = String::from_utf8(bytes).map_err(|_| cannot("it is not UTF-8".to_owned()))?;
-    Ok((shown, text))
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok((shown, text)),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            // Up to there the text is the same, so the place is.
+            let text = String::from_utf8_lossy(error.as_bytes());
+            let message = "cannot read the policy: it is not UTF-8 from here on".to_owned();
+            Err(Box::new(Diagnostic::at(&shown, &text, at..at + 1, message)))
+        }
+    }
 }
 
 /// A policy decides where credentials go: whoever can write it holds them.

@@ -145,26 +145,32 @@ fn refuses_files_and_directories_that_others_can_write() {
 }
 
 #[test]
-fn says_what_cannot_be_read() {
+fn says_what_cannot_be_read_and_where_and_what_is_wrong_with_the_others() {
     let dir = directory();
     let missing = PolicySet::load(&dir.path().join("nowhere")).unwrap_err();
     assert!(missing[0].message.contains("no such file or directory"), "{}", missing[0]);
 
-    fs::write(dir.path().join("a.toml"), [0xff, 0xfe]).unwrap();
+    fs::write(dir.path().join("a.toml"), b"# caf\xc3\xa9\ndescription = \"caf\xe9\"\n").unwrap();
     fs::write(dir.path().join("b.toml"), vec![b'#'; (1 << 20) + 1]).unwrap();
     fs::create_dir(dir.path().join("c.toml")).unwrap();
-    for name in ["a.toml", "b.toml", "c.toml"] {
+    fs::write(dir.path().join("d.toml"), "wrong = 1\n").unwrap();
+    for name in ["a.toml", "b.toml", "c.toml", "d.toml"] {
         let mode = if name == "c.toml" { 0o755 } else { 0o644 };
         set_mode(&dir.path().join(name), mode);
     }
     let found = PolicySet::load(dir.path()).unwrap_err();
-    let shown: Vec<_> = found.iter().map(|d| d.message.as_str()).collect();
+    let shown: Vec<_> = found.iter().map(|d| (d.line, d.column, d.message.as_str())).collect();
     assert_eq!(
-        shown,
+        shown[..3],
         [
-            "cannot read the policy: it is not UTF-8",
-            "cannot read the policy: larger than 1 MiB",
-            "cannot read the policy: not a regular file",
+            (2, 19, "cannot read the policy: it is not UTF-8 from here on"),
+            (0, 0, "cannot read the policy: larger than 1 MiB"),
+            (0, 0, "cannot read the policy: not a regular file"),
         ]
     );
+    assert!(shown.len() == 4 && shown[3].2.contains("wrong"), "{shown:?}");
+
+    // What the others name of it may be right.
+    fs::create_dir(dir.path().join("groups.toml")).unwrap();
+    assert_eq!(PolicySet::load(dir.path()).unwrap_err().len(), 4);
 }
