@@ -322,6 +322,11 @@ impl Permit {
         self.rule.budget.as_ref()
     }
 
+    /// Whether what goes under the rule is counted by that budget.
+    pub fn is_counted_by(&self, budget: &Budget) -> bool {
+        self.budget().is_some_and(|own| own.key == budget.key)
+    }
+
     /// How long whatever it is for waits for an operator's answer, where the rule asks for one:
     /// without it nothing may go.
     pub fn asks(&self) -> Option<Duration> {

@@ -92,6 +92,9 @@ pub struct Line {
     pub scrubbed: Option<u64>,
     /// For how many denials beyond this one the record stands.
     pub repeated: Option<u64>,
+    /// No part of the record: it was held for a question that stands in the audit, so how it ended
+    /// does too, however many end alike. Questions have bounds of their own.
+    pub held: bool,
 }
 
 /// The audit. Clones share one journal.
@@ -358,7 +361,7 @@ impl State {
 
     fn deny(&mut self, line: &Line) -> Result<bool, AuditError> {
         self.counts.denied(line);
-        if self.floods.look(line, Instant::now()) == Verdict::Counted {
+        if !line.held && self.floods.look(line, Instant::now()) == Verdict::Counted {
             return Ok(false);
         }
         self.decide(AuditKind::Denied, line).map(|_| true)

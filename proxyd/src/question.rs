@@ -24,6 +24,7 @@ use crate::Daemon;
 use crate::audit::{AuditError, Line};
 use crate::lease::Lease;
 use crate::lease::share::Taken;
+use crate::overrides;
 use crate::relay::body::BodyIn;
 use crate::relay::h1::wire::End;
 use crate::relay::responder::Responder;
@@ -37,8 +38,13 @@ const PATIENCE: Duration = Duration::from_secs(25);
 pub const HALF_CLOSED: Duration = Duration::from_secs(30);
 /// When a client may try again for whose question there was no room.
 const RETRY_SECONDS: u64 = 10;
-/// How much of a path and a query is shown.
+/// How long a place rests, from when its question was asked, if nobody has answered that. Without
+/// it a client that asks and leaves, over and over, would fill the disk with records.
+const REST: Duration = Duration::from_secs(RETRY_SECONDS);
+/// How much of a path and a query is shown, and of all that a request may be taken for.
 const SHOWN_CHARS_MAX: usize = 2048;
+/// How often to look whether a client is there.
+const LOOK: Duration = Duration::from_secs(1);
 
 const UNANSWERED_HINT: &str = "operators see such questions with `cleanhands question list \
      --follow`: let one know, then send it again";
@@ -113,6 +119,8 @@ pub struct Questions {
 struct Table {
     next: u64,
     open: BTreeMap<u64, Open>,
+    /// Places that nobody may have yet, and until when.
+    resting: Vec<(Instant, Taken)>,
     closed: bool,
 }
 
@@ -242,8 +250,8 @@ pub struct Asking<'a> {
     pub daemon: &'a Arc<Daemon>,
     pub lease: &'a Arc<Lease>,
     pub query: Option<&'a str>,
-    /// What else it may be taken for, in words.
-    pub taken: Vec<String>,
+    /// What else it may be taken for.
+    pub taken: &'a [overrides::Taken],
 }
 
 /// Holds something until it may go: with the answer that lets it, or because nobody needs to be
@@ -293,7 +301,7 @@ fn denied(line: &Line, answer: Option<&Answer>) -> Refusal {
 /// Asks, and waits: for an answer, or for a change of policies that has it judged anew (none).
 async fn hold(
     asking: &Asking<'_>,
-    line: &Line,
+    line: &mut Line,
     asked: Asked<'_>,
     still: impl Fn() -> bool,
     mut gone: Pin<&mut impl Future<Output = ()>>,
@@ -305,6 +313,7 @@ async fn hold(
         Ok(new) => new,
         Err(standing) => return Ok(Some(standing)),
     };
+    line.held = true;
     held.record().await?;
     if let Some(standing) = held.open(open)? {
         return Ok(Some(standing));
@@ -316,7 +325,7 @@ async fn hold(
             biased;
             answer = &mut held.answer => return held.told(answer.ok()),
             () = gone.as_mut() => {
-                held.withdraw();
+                held.give_up();
                 let reason = "the client left before an operator had answered";
                 return Err(Refusal::failed(499, "client_gone", reason));
             }
@@ -325,7 +334,7 @@ async fn hold(
                 return Ok(None);
             },
             () = sleep_until(held.until) => {
-                if held.withdraw() {
+                if held.give_up() {
                     return Err(unanswered(line, within));
                 }
                 // Somebody answers just now.
@@ -351,10 +360,11 @@ struct Held {
     number: u64,
     question: QuestionId,
     line: Line,
+    asked: Instant,
     until: Instant,
     answer: oneshot::Receiver<Answer>,
     ended: bool,
-    _share: Taken,
+    share: Option<Taken>,
 }
 
 impl Held {
@@ -373,21 +383,24 @@ impl Held {
         if table.closed {
             return Err(withdrawn());
         }
+        let asked = Instant::now();
+        table.resting.retain(|(until, _)| *until > asked);
         let share = lease.questions.take(1).map_err(|error| {
             let refusal = Refusal::failed(503, "questions_busy", error.to_string());
             Refusal { retry_seconds: Some(RETRY_SECONDS), ..refusal }
                 .with_hint("send it again when others have been answered")
         })?;
         let (tell, answer) = oneshot::channel();
-        let until = Instant::now() + within;
+        let until = asked + within;
         let question = QuestionId::random();
         let shown = Question { credential, ..shown(asking, line, question.clone()) };
-        let (number, line, mark) = (table.next, line.clone(), mark.to_owned());
+        let line = Line { held: true, ..line.clone() };
+        let (number, mark) = (table.next, mark.to_owned());
         table.next += 1;
         let open = Open { shown, line: line.clone(), lease: Arc::clone(lease), mark, until, tell };
         drop(table);
-        let (daemon, ended) = (Arc::clone(daemon), false);
-        let held = Self { daemon, number, question, line, until, answer, ended, _share: share };
+        let (daemon, ended, share) = (Arc::clone(daemon), false, Some(share));
+        let held = Self { daemon, number, question, line, asked, until, answer, ended, share };
         Ok(Ok((held, open)))
     }
 
@@ -430,6 +443,14 @@ impl Held {
         taken
     }
 
+    /// The same where nobody has answered: its place rests.
+    fn give_up(&mut self) -> bool {
+        if let Some(share) = self.share.take() {
+            self.daemon.questions.table().resting.push((self.asked + REST, share));
+        }
+        self.withdraw()
+    }
+
     /// An answer has come, or nobody can give one any more.
     fn told(&mut self, answer: Option<Answer>) -> Result<Option<Answer>, Refusal> {
         self.ended = true;
@@ -447,7 +468,7 @@ impl Drop for Held {
         if self.ended {
             return;
         }
-        self.withdraw();
+        self.give_up();
         let reason = "the connection or its lease ended before an operator had answered";
         let refusal = Refusal::failed(499, "client_gone", reason);
         record_denied_at_once(&self.daemon, self.line.clone(), &refusal);
@@ -456,7 +477,7 @@ impl Drop for Held {
 
 /// What operators are shown of it.
 fn shown(asking: &Asking<'_>, line: &Line, question: QuestionId) -> Question {
-    let cut = |text: &str| text.chars().take(SHOWN_CHARS_MAX).collect::<String>();
+    let cut = |text: &str| cut(text, SHOWN_CHARS_MAX);
     let lease = asking.lease;
     Question {
         question,
@@ -476,7 +497,25 @@ fn shown(asking: &Asking<'_>, line: &Line, question: QuestionId) -> Question {
         method: line.method.as_deref().map(cut),
         path: line.path.as_deref().map(cut),
         query: asking.query.map(cut),
-        taken: asking.taken.iter().map(|text| cut(text)).collect(),
+        taken: named(asking.taken),
+    }
+}
+
+/// What a request may be taken for, in words: something of each.
+fn named(taken: &[overrides::Taken]) -> Vec<String> {
+    let chars_max = SHOWN_CHARS_MAX / taken.len().max(1);
+    let words = |taken: &overrides::Taken| {
+        let overrides::Taken { by, method, path, .. } = taken;
+        cut(&format!("{by} asks for {method} {path}"), chars_max)
+    };
+    taken.iter().map(words).collect()
+}
+
+/// The beginning of a text, which shows that there is more.
+fn cut(text: &str, chars_max: usize) -> String {
+    match text.char_indices().nth(chars_max) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
     }
 }
 
@@ -494,11 +533,17 @@ pub async fn gone(body: &mut BodyIn<'_>, responder: &mut Responder<'_>) {
     }
 }
 
-/// The same where nothing of a connection is read: `ended` looks whether anybody is there.
-pub async fn hung_up(mut ended: impl FnMut() -> bool) {
-    const LOOK: Duration = Duration::from_secs(1);
-    while !ended() {
-        sleep(LOOK).await;
+/// The same where nothing of a connection is read: `look` says how its client has ended, if it has.
+pub async fn left(mut look: impl FnMut() -> Option<End>) {
+    let mut half: Option<Instant> = None;
+    loop {
+        match look() {
+            Some(End::Closed) => return,
+            Some(End::Half) if half.get_or_insert_with(Instant::now).elapsed() >= HALF_CLOSED => {
+                return;
+            }
+            Some(End::Half) | None => sleep(LOOK).await,
+        }
     }
 }
 
@@ -510,6 +555,26 @@ mod tests {
         let (question, by) = (QuestionId::random(), Principal::own());
         let until = Some(Instant::now() + span);
         Answer { verdict, mark: mark.to_owned(), question, by, until }
+    }
+
+    #[test]
+    fn what_a_request_may_be_taken_for_is_shown_within_one_bound_and_something_of_each() {
+        let taken = |length: usize| overrides::Taken {
+            by: "X-HTTP-Method and X-Original-URL".to_owned(),
+            method: "DELETE".to_owned(),
+            path: format!("/{}", "ä".repeat(length)),
+            query: None,
+        };
+
+        let shown = named(&(0..24).map(|_| taken(100_000)).collect::<Vec<_>>());
+
+        assert_eq!(shown.len(), 24);
+        let begin = "X-HTTP-Method and X-Original-URL asks for DELETE /ä";
+        assert!(shown.iter().all(|text| text.starts_with(begin) && text.ends_with('…')));
+        let chars: usize = shown.iter().map(|text| text.chars().count()).sum();
+        assert!(chars <= SHOWN_CHARS_MAX + 24, "{chars}");
+        let whole = "X-HTTP-Method and X-Original-URL asks for DELETE /ä";
+        assert_eq!(named(&[taken(1)]), [whole]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@
 //! record is made when [`Outcome`] is dropped.
 
 mod held;
+mod outcome;
 mod own;
 mod refused;
 
@@ -16,6 +17,7 @@ use bytes::Bytes;
 use ipc::id::RequestId;
 use policies::{Credential, Host, Permit, Policy, Scheme};
 
+pub use outcome::Outcome;
 pub use refused::{Standing, record_denied, record_denied_at_once};
 
 use crate::Daemon;
@@ -157,6 +159,8 @@ async fn decide_and_inject(
     let Judgement { permit, policy, generation } =
         held::answered(scene, asked, line, &request, judged).await?;
     let meter = enter(scene, &permit, asked)?;
+    // What waits from here on is stopped when its permission is taken back.
+    let flow = scene.lease.flows.enter(Flow::Request(request), Given::by(&permit, generation));
     let guard = guard(&policy, asked);
     let context = LeaseContext {
         lease: scene.lease.id.clone(),
@@ -172,7 +176,14 @@ async fn decide_and_inject(
         room: &scene.lease.held,
         idle: scene.daemon.idle.exchange,
     };
-    let injected = inject::inject(&permit, vault, &context, &mut asked.head, &mut payload).await?;
+    let injected = tokio::select! {
+        biased;
+        () = flow.stop.cancelled() => return Err(policy_changed()),
+        injected = inject::inject(&permit, vault, &context, &mut asked.head, &mut payload) => {
+            injected?
+        }
+    };
+    still_allowed(scene, &flow)?;
     if injected.patterns.is_some() {
         prepare_for_search(&mut asked.head.headers, !injected.signed);
     }
@@ -180,20 +191,41 @@ async fn decide_and_inject(
     if let Some(spare) = &mut spare {
         prepare_for_search(&mut spare.headers, true);
     }
-    let given = Given::by(&permit, generation);
-    let entry = scene.lease.flows.enter(Flow::Request(request), given);
-    Ok((permit, injected, spare, guard, entry, meter))
+    Ok((permit, injected, spare, guard, flow, meter))
+}
+
+/// Whether what was decided holds after a wait. Whoever sends something looks first.
+fn still_allowed(scene: &Scene, flow: &Entry) -> Result<(), Refusal> {
+    if scene.seat.end.is_cancelled() {
+        return Err(Refusal::denied(403, "lease_ended", "the lease of this request has ended"));
+    }
+    if flow.stop.is_cancelled() {
+        return Err(policy_changed());
+    }
+    Ok(())
+}
+
+fn policy_changed() -> Refusal {
+    Refusal::denied(403, "policy_changed", "the policy no longer allows this request")
 }
 
 /// Counts the request where its rule has a budget.
 fn enter(scene: &Scene, permit: &Permit, asked: &Asked<'_>) -> Result<Option<Meter>, Refusal> {
-    let head = &asked.head;
-    let size = budgets::size(&head.headers, head.method.len() + head.target.len());
+    let (head, announced) = weight(asked);
+    Ok(scene.lease.budgets.enter(permit.budget(), head, announced)?)
+}
+
+/// What a request counts as: its head, and what it announces of a body.
+fn weight(asked: &Asked<'_>) -> (u64, u64) {
     let announced = match asked.framing {
         Framing::Length(length) => length,
         Framing::None | Framing::Chunked | Framing::UntilClose => 0,
     };
-    Ok(scene.lease.budgets.enter(permit.budget(), size, announced)?)
+    (head_size(&asked.head), announced)
+}
+
+fn head_size(head: &RequestHead) -> u64 {
+    budgets::size(&head.headers, head.method.len() + head.target.len())
 }
 
 /// A copy of a request that could be sent twice, for a credential whose tokens the upstream may
@@ -301,10 +333,8 @@ async fn carry(scene: &Scene, asked: &mut Asked<'_>, judged: Judged, id: &Reques
     let mut going = Going { injected, spare, guard, idle };
     let carried = tokio::select! {
         biased;
+        () = flow.stop.cancelled() => Err(policy_changed()),
         carried = exchange(scene, asked, permit, &mut going, &mut outcome, &flow) => carried,
-        () = flow.stop.cancelled() => {
-            Err(Refusal::denied(403, "policy_changed", "the policy no longer allows this request"))
-        }
     };
     if let Err(mut refusal) = carried {
         // It may quote what the upstream said.
@@ -371,6 +401,8 @@ async fn exchange(
     upstreams.note(&link, flow);
     let mut left = RETRIES_MAX;
     loop {
+        // It may have lost its permission by the address that was found.
+        still_allowed(scene, flow)?;
         if left == 0 {
             // There is nobody to hold a refusal of the token back for.
             going.spare = None;
@@ -398,6 +430,7 @@ async fn exchange(
         }
         outcome.line.address = Some(link.address.to_string());
         upstreams.note(&link, flow);
+        outcome.tally.pay(head_size(&asked.head))?;
         left -= 1;
     }
 }
@@ -530,60 +563,5 @@ fn line(scene: &Scene, head: &RequestHead, id: &RequestId) -> Line {
         method: text(&head.method),
         path: text(head.path()),
         ..scene.lease.line()
-    }
-}
-
-/// The second record of an allowed exchange: made when this is dropped, however that comes.
-pub struct Outcome {
-    daemon: Arc<Daemon>,
-    pub line: Box<Line>,
-    pub tally: Tally,
-    ended: bool,
-}
-
-impl Outcome {
-    /// `line` is that of the decision.
-    pub fn new(daemon: Arc<Daemon>, line: Box<Line>) -> Self {
-        Self { daemon, line, tally: Tally::default(), ended: false }
-    }
-
-    pub fn done(&mut self) {
-        self.ended = true;
-    }
-
-    pub fn refused(&mut self, refusal: &Refusal) {
-        self.ended = true;
-        self.line.reason = Some(format!("{}: {}", refusal.code, refusal.reason));
-        self.daemon.leases.note(&self.line, refusal);
-        if self.tally.status().is_none() {
-            self.line.status = Some(refusal.status);
-        }
-    }
-}
-
-impl Drop for Outcome {
-    fn drop(&mut self) {
-        let line = &mut *self.line;
-        line.status = self.tally.status().or(line.status);
-        if !self.ended {
-            line.reason = Some("broken off: the lease or proxyd ended".to_owned());
-        }
-        line.bytes_up = Some(self.tally.up());
-        line.bytes_down = Some(self.tally.down());
-        line.duration_ms = Some(self.tally.elapsed_ms());
-        line.scrubbed = Some(self.tally.scrubbed());
-        // The audit says it to operators; a log line as well for every request costs as much as
-        // carrying it.
-        tracing::debug!(
-            lease = line.lease.as_ref().map(|lease| lease.as_str()),
-            host = line.host,
-            rule = line.rule,
-            status = line.status,
-            ms = line.duration_ms,
-            "request ended"
-        );
-        if let Err(error) = self.daemon.audit.outcome(line) {
-            tracing::error!(%error, "cannot record an outcome");
-        }
     }
 }

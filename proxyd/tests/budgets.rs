@@ -38,8 +38,11 @@ struct Seen {
     bytes: AtomicUsize,
 }
 
-/// An upstream that counts what arrives. `/endless` is answered without an end, all else by an
-/// empty answer once the body has ended.
+/// Of fields that come as trailers: more than a half of 16 KiB.
+const TRAILER: usize = 10_000;
+
+/// An upstream that counts what arrives. `/endless` is answered without an end, `/trailers` with
+/// many bytes of them, all else by an empty answer once the body has ended.
 async fn counting() -> (Upstream, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
     let counts = Arc::clone(&seen);
@@ -63,13 +66,27 @@ async fn count(
     seen: Arc<Seen>,
 ) {
     let endless = request.uri().path() == "/endless";
+    let trails = request.uri().path() == "/trailers";
     let mut body = request.into_body();
     while let Some(Ok(data)) = body.data().await {
         seen.bytes.fetch_add(data.len(), Ordering::SeqCst);
         let _ = body.flow_control().release_capacity(data.len());
     }
-    let Ok(mut out) = respond.send_response(http::Response::new(()), !endless) else { return };
+    if let Ok(Some(trailers)) = body.trailers().await {
+        let sizes = trailers.values().map(|value| value.len());
+        seen.bytes.fetch_add(sizes.sum(), Ordering::SeqCst);
+    }
+    let ends = !endless && !trails;
+    let Ok(mut out) = respond.send_response(http::Response::new(()), ends) else { return };
+    if trails {
+        let _ = out.send_trailers(trailers());
+    }
     while endless && send(&mut out, 10_000).await {}
+}
+
+fn trailers() -> http::HeaderMap {
+    let value = http::HeaderValue::from_str(&"x".repeat(TRAILER)).unwrap();
+    http::HeaderMap::from_iter([(http::HeaderName::from_static("x-data"), value)])
 }
 
 /// Sends so many bytes of a body; false when nobody takes them any more.
@@ -206,6 +223,100 @@ async fn uploads_on_many_streams_together_stay_within_a_budget_of_bytes() {
     assert!(whole <= 2, "{ends:?}");
     let cut = proxyd.record(|r| is_exceeded("bytes")(r) && r.kind == AuditKind::Outcome).await;
     assert_eq!(cut.rule.as_deref(), Some("egress.allow[0]"));
+}
+
+#[tokio::test]
+async fn trailers_are_of_the_budget_in_both_directions() {
+    let (upstream, seen) = counting().await;
+    let policy = rule("methods = [\"GET\", \"POST\"]\nbytes = \"16KiB/day\"");
+    let proxyd = Proxyd::start(&policy, &[("api.test", &upstream)]).await;
+    let (up, down) = (proxyd.lease().await, proxyd.lease().await);
+
+    let mut sender = up.h2("api.test").await;
+    let mut sent = Vec::new();
+    for _ in 0..2 {
+        let (response, mut out) = sender.send_request(asked("POST", "/"), false).unwrap();
+        out.send_trailers(trailers()).unwrap();
+        sent.push(timely(response).await.map(|response| response.status().as_u16()));
+    }
+    assert!(matches!(&sent[..], [Ok(200), Ok(429)]), "{sent:?}");
+    assert_eq!(seen.bytes.load(Ordering::SeqCst), TRAILER);
+
+    let mut sender = down.h2("api.test").await;
+    let mut got = Vec::new();
+    for _ in 0..2 {
+        let (response, _) = sender.send_request(asked("GET", "/trailers"), true).unwrap();
+        let mut body = timely(response).await.unwrap().into_body();
+        assert!(!matches!(timely(body.data()).await, Some(Ok(data)) if !data.is_empty()));
+        got.push(timely(body.trailers()).await.map(|fields| fields.is_some()).ok());
+    }
+    assert_eq!(got, [Some(true), None]);
+    let cut = |r: &AuditRecord| is_exceeded("bytes")(r) && r.kind == AuditKind::Outcome;
+    until("both are recorded", || async {
+        proxyd.audit().await.iter().filter(|record| cut(record)).count() == 2
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_once_more_with_another_token_is_paid_for_once_more() {
+    let upstream = Upstream::tls("api.test", H1, |mut stream| async move {
+        while let Some((head, _)) = request(&mut stream).await {
+            let status = if head.contains("TOKEN-NUMBER-1") { 401 } else { 200 };
+            let answer = format!("HTTP/1.1 {status} So\r\nContent-Length: 0\r\n\r\n");
+            if stream.write_all(answer.as_bytes()).await.is_err() || stream.flush().await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    let policy = gets("bytes = \"16KiB/day\"\ncredential = \"api\"")
+        + "[credentials.api]\nsecret = \"exec:op\"\ninject = { bearer = true }\n\
+           hosts = [\"api.test\"]\n";
+    let config = "[commands.op]\ncommand = [\"/bin/sh\", \"DIR/op.sh\"]\nread = [\"DIR\"]\n\
+                  write = [\"DIR\"]\n";
+    let script = "cd ${0%/*} && echo run >>runs && echo TOKEN-NUMBER-$(wc -l <runs)";
+    let upstreams = [("api.test", &upstream)];
+    let proxyd = Proxyd::with(&policy, &upstreams, config, &[("op.sh", script)], &[]).await;
+    let (small, large) = (proxyd.lease().await, proxyd.lease().await);
+
+    let fields = format!("X-Large: {}\r\n", "x".repeat(TRAILER));
+    let mut stream = large.h1("api.test").await;
+    let (head, _) = ask(&mut stream, "GET", &fields).await;
+
+    assert!(head.starts_with("HTTP/1.1 429 cleanhands: bytes_exceeded: "), "{head}");
+    // The token that was fetched for it serves whoever has room.
+    assert!(get(&small).await.starts_with("HTTP/1.1 200 "));
+    let records = proxyd.audit().await;
+    let allowed = records.iter().filter(|record| record.kind == AuditKind::Allowed).count();
+    assert_eq!(allowed, 2);
+}
+
+#[tokio::test]
+async fn what_a_request_may_be_taken_for_is_not_let_past_the_budget_of_its_rule() {
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let policy = rule("methods = [\"POST\"]")
+        + &rule("methods = [\"DELETE\", \"PUT\"]\nrate = \"1/day\"")
+        + &rule("methods = [\"PATCH\"]\nbytes = \"1MiB/day\"");
+    let proxyd = Proxyd::start(&policy, &[("api.test", &upstream)]).await;
+    let lease = proxyd.lease().await;
+    let mut stream = lease.h1("api.test").await;
+
+    for (method, rule) in [("DELETE", 1), ("PATCH", 2)] {
+        let taken = format!("X-HTTP-Method-Override: {method}\r\nContent-Length: 0\r\n");
+        let (head, body) = ask(&mut stream, "POST", &taken).await;
+        assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
+        let why = format!("egress.allow[{rule}] counts, and egress.allow[0] does not count for it");
+        assert!(body.contains(&why), "{body}");
+    }
+    assert_eq!(upstream.connections(), 0);
+    // Under the same rule it is counted whatever it is taken for, and what nobody counts may be
+    // asked for by what is counted.
+    let counted = "X-HTTP-Method-Override: DELETE\r\nContent-Length: 0\r\n";
+    assert!(ask(&mut stream, "PUT", counted).await.0.starts_with("HTTP/1.1 200 "));
+    assert!(ask(&mut stream, "PUT", counted).await.0.starts_with("HTTP/1.1 429 "));
+    let free = "X-HTTP-Method-Override: POST\r\nContent-Length: 0\r\n";
+    assert!(ask(&mut stream, "PATCH", free).await.0.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]

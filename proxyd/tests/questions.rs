@@ -405,6 +405,144 @@ async fn one_lease_holds_so_many_and_leaves_room_for_others() {
 }
 
 #[tokio::test]
+async fn a_client_that_asks_and_leaves_without_end_has_a_bounded_number_of_records() {
+    const AT_ONCE: usize = 16;
+    const REST_SECONDS: usize = 10;
+    const ROUNDS: usize = 4;
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let proxyd = start(&[("api.test", &upstream)]).await;
+    let (lease, other) = (proxyd.lease().await, proxyd.lease().await);
+    let mut sender = lease.h2("api.test").await;
+    let begun = std::time::Instant::now();
+    let mut busy = 0;
+    for round in 0..ROUNDS {
+        let mut answers = tokio::task::JoinSet::new();
+        for at in 0..AT_ONCE {
+            let uri = format!("https://api.test/two/{round}-{at}");
+            let request = http::Request::get(uri).body(()).unwrap();
+            answers.spawn(sender.send_request(request, true).unwrap().0);
+        }
+        let mut answered = 0;
+        let end = begun + DEADLINE;
+        while page(&proxyd).await.questions.len() + answered < AT_ONCE {
+            assert!(std::time::Instant::now() < end, "neither held nor answered");
+            while let Some(answer) = answers.try_join_next() {
+                let answer = answer.unwrap().unwrap();
+                assert_eq!(answer.headers()["x-cleanhands-failure"], "questions_busy");
+                answered += 1;
+            }
+        }
+        busy += answered;
+        // All of them are reset.
+        answers.shutdown().await;
+        held(&proxyd, 0).await;
+    }
+
+    let _waits = asks(&other, "/two/a").await;
+    let waiting = one_held(&proxyd).await;
+    let records = proxyd.audit().await;
+    let of = |record: &&AuditRecord| record.request.as_ref() != Some(&waiting.request);
+    let notes = records.iter().filter(of).filter(|r| starts(r, "question ")).count();
+    let bound = AT_ONCE * (1 + begun.elapsed().as_secs() as usize / REST_SECONDS);
+    assert_eq!(notes + busy, ROUNDS * AT_ONCE);
+    assert!(notes <= bound, "{notes} questions where {bound} may be");
+    // Each of them came to an end that is on record too.
+    assert_eq!(records.iter().filter(|r| starts(r, "client_gone: ")).count(), notes);
+}
+
+#[tokio::test]
+async fn every_question_has_its_decision_on_record_however_many_end_alike() {
+    // More than denials that are alike are written singly.
+    const ASKED: usize = 25;
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let proxyd = start(&[("api.test", &upstream)]).await;
+    let lease = proxyd.lease().await;
+    let mut stream = lease.h1("api.test").await;
+    let mut asked = Vec::new();
+    for _ in 0..ASKED {
+        send(&mut stream, "GET /two/a HTTP/1.1").await;
+        let question = one_held(&proxyd).await;
+        say(&proxyd, &question, Verdict::Deny, None).await.unwrap();
+        let (head, _) = timely(response(&mut stream)).await;
+        assert_eq!(field(&head, "x-cleanhands-denial"), Some("question_denied"), "{head}");
+        asked.push(question.request);
+    }
+
+    let records = proxyd.audit().await;
+    let denied = |request| {
+        let own = |r: &&AuditRecord| r.request.as_ref() == Some(request);
+        records.iter().filter(own).any(|r| r.kind == AuditKind::Denied)
+    };
+    assert!(asked.iter().all(denied));
+
+    // What an answer for a time refuses is no question: it is counted as ever.
+    send(&mut stream, "GET /two/a HTTP/1.1").await;
+    say(&proxyd, &one_held(&proxyd).await, Verdict::Deny, Some(600)).await.unwrap();
+    timely(response(&mut stream)).await;
+    for _ in 0..10 * ASKED {
+        send(&mut stream, "GET /two/standing HTTP/1.1").await;
+        timely(response(&mut stream)).await;
+    }
+    let records = proxyd.audit().await;
+    let singly = |record: &&AuditRecord| record.path.as_deref() == Some("/two/standing");
+    assert!(records.iter().filter(singly).count() < 10 * ASKED);
+}
+
+#[tokio::test]
+async fn nobody_is_asked_about_what_its_budget_has_no_room_for() {
+    let upstream = Upstream::tls("api.test", H1, echo_h1).await;
+    let raw = Upstream::tcp(echo).await;
+    let policy = ASKS.replace("paths = [\"/two/**\"]", "paths = [\"/two/**\"]\nrate = \"1/day\"");
+    let policy = policy.replace("ports = [9000]", "ports = [9000]\nrate = \"1/day\"");
+    let proxyd = Proxyd::start(&policy, &[("api.test", &upstream), ("raw.test", &raw)]).await;
+    let lease = proxyd.lease().await;
+    let mut stream = asks(&lease, "/two/a").await;
+    say(&proxyd, &one_held(&proxyd).await, Verdict::Allow, None).await.unwrap();
+    assert!(timely(response(&mut stream)).await.0.starts_with("HTTP/1.1 200 "));
+
+    send(&mut stream, "GET /two/b HTTP/1.1").await;
+    let (refused, _) = timely(response(&mut stream)).await;
+    assert_eq!(field(&refused, "x-cleanhands-denial"), Some("rate_exceeded"), "{refused}");
+
+    let mut first = lease.connect("raw.test:9000").await;
+    first.write_all(b"x").await.unwrap();
+    say(&proxyd, &one_held(&proxyd).await, Verdict::Allow, None).await.unwrap();
+    timely(first.read_u8()).await.unwrap();
+    let mut second = lease.connect("raw.test:9000").await;
+    second.write_all(b"GET / HTTP/1.1\r\nHost: raw.test:9000\r\n\r\n").await.unwrap();
+    let refused = timely(head(&mut second)).await;
+    assert_eq!(field(&refused, "x-cleanhands-denial"), Some("rate_exceeded"), "{refused}");
+    assert!(page(&proxyd).await.questions.is_empty());
+}
+
+#[tokio::test]
+async fn what_comes_on_a_connection_that_an_operator_refused_has_records_of_its_own() {
+    let raw = Upstream::tcp(echo).await;
+    let proxyd = start(&[("raw.test", &raw)]).await;
+    let lease = proxyd.lease().await;
+    let mut refused = lease.connect("raw.test:9000").await;
+    let question = one_held(&proxyd).await;
+    say(&proxyd, &question, Verdict::Deny, None).await.unwrap();
+
+    let mut ids = Vec::new();
+    for path in ["/a", "/b"] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: raw.test:9000\r\n\r\n");
+        refused.write_all(request.as_bytes()).await.unwrap();
+        let (head, _) = timely(response(&mut refused)).await;
+        assert_eq!(field(&head, "x-cleanhands-denial"), Some("question_denied"), "{head}");
+        ids.push(field(&head, "x-cleanhands-request").unwrap().to_owned());
+        let own = |record: &AuditRecord| record.path.as_deref() == Some(path);
+        let record = proxyd.record(own).await;
+        assert_eq!(record.request.map(|id| id.as_str().to_owned()), ids.last().cloned());
+        assert_eq!(record.method.as_deref(), Some("GET"));
+    }
+    assert_ne!(ids[0], ids[1]);
+    let records = records_of(&proxyd, &question, 3).await;
+    assert!(records[2].kind == AuditKind::Denied && starts(&records[2], "question_denied: "));
+    assert_eq!(raw.connections(), 0);
+}
+
+#[tokio::test]
 async fn what_a_request_may_be_taken_for_is_not_let_past_the_question() {
     let upstream = Upstream::tls("api.test", H1, echo_h1).await;
     let policy = r#"

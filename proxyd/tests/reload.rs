@@ -216,3 +216,147 @@ async fn a_credential_that_is_taken_back_ends_the_requests_that_carry_it() {
 
     assert!(end(&mut carries).await.is_err());
 }
+
+/// A rule with a credential whose value stands in bodies.
+const IN_BODIES: &str = r#"
+[[egress.allow]]
+hosts = ["api.test"]
+methods = ["GET", "POST"]
+addresses = ["127.0.0.1/32"]
+credential = "api"
+[credentials.api]
+secret = "local:api"
+inject = { placeholder = ["body"] }
+hosts = ["api.test"]
+env = "API_TOKEN"
+"#;
+const ASKED_FOR: &str = r#"
+[[egress.allow]]
+hosts = ["api.test"]
+methods = ["GET"]
+addresses = ["127.0.0.1/32"]
+credential = "api"
+[credentials.api]
+secret = "exec:op"
+inject = { bearer = true }
+hosts = ["api.test"]
+"#;
+/// A command that has begun, and ends when a file is there.
+const SLOW: &str =
+    "cd ${0%/*}; echo begun >begun; until [ -e go ]; do sleep 0.1; done; echo TAKEN-BACK-VALUE";
+
+fn is_changed(record: &ipc::vault::AuditRecord) -> bool {
+    record.reason.as_ref().is_some_and(|reason| reason.starts_with("policy_changed: "))
+}
+
+#[tokio::test]
+async fn what_is_taken_back_while_its_secret_is_fetched_is_refused_at_once_and_never_sent() {
+    let upstream = Upstream::tls("api.test", H1, serve_h1).await;
+    let config = "[commands.op]\ncommand = [\"/bin/sh\", \"DIR/op.sh\"]\nread = [\"DIR\"]\n\
+                  write = [\"DIR\"]\ntimeout = \"15s\"\n";
+    let upstreams = [("api.test", &upstream)];
+    let proxyd = Proxyd::with(ASKED_FOR, &upstreams, config, &[("op.sh", SLOW)], &[]).await;
+    let lease = proxyd.lease().await;
+    let mut stream = lease.h1("api.test").await;
+    stream.write_all(b"GET /short HTTP/1.1\r\nHost: api.test\r\n\r\n").await.unwrap();
+    let begun = proxyd.layout.config.join("begun");
+    until("the command has begun", || async { begun.exists() }).await;
+
+    proxyd.write_policy(&ASKED_FOR.replace("\"GET\"", "\"PUT\""));
+
+    // The command has not ended.
+    let (denied, _) = timely(response(&mut stream)).await;
+    assert!(denied.starts_with("HTTP/1.1 403 "), "{denied}");
+    assert_eq!(field(&denied, "x-cleanhands-denial"), Some("policy_changed"));
+    proxyd.write_config("go", "");
+    let record = proxyd.record(is_changed).await;
+    assert_eq!(record.kind, ipc::vault::AuditKind::Denied);
+    // What it fetches serves a request that is still allowed, so it has come to its end by then.
+    let mut other = lease.h1("api.test").await;
+    let put = b"PUT /short HTTP/1.1\r\nHost: api.test\r\nContent-Length: 0\r\n\r\n";
+    other.write_all(put).await.unwrap();
+    assert!(timely(head(&mut other)).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(upstream.connections(), 1);
+}
+
+#[tokio::test]
+async fn what_is_taken_back_while_its_body_is_held_is_not_sent_on_a_connection_that_was_kept() {
+    let (seen, mut arrives) = tokio::sync::mpsc::unbounded_channel();
+    let upstream = Upstream::tls("api.test", H2, move |stream| {
+        let seen = seen.clone();
+        async move {
+            let builder = h2::server::Builder::new();
+            let Ok(mut connection) = builder.handshake::<_, Bytes>(stream).await else { return };
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                seen.send(request.method().to_string()).unwrap();
+                respond.send_response(http::Response::new(()), true).unwrap();
+            }
+        }
+    })
+    .await;
+    let proxyd = Proxyd::start(IN_BODIES, &[("api.test", &upstream)]).await;
+    proxyd.put_secret("api").await;
+    let lease = proxyd.lease().await;
+    let mut sender = lease.h2("api.test").await;
+    let ask = |method: &str| {
+        http::Request::builder().method(method).uri("https://api.test/x").body(()).unwrap()
+    };
+    let (first, _) = sender.send_request(ask("GET"), true).unwrap();
+    assert_eq!(timely(first).await.unwrap().status(), 200);
+    let (held, mut body) = sender.send_request(ask("POST"), false).unwrap();
+    body.send_data(Bytes::from_static(b"half"), false).unwrap();
+    // Until it is held: it is under way on the lease by then.
+    until("it is under way", || async { flows(&proxyd).await == 1 }).await;
+
+    proxyd.write_policy(&IN_BODIES.replace("[\"GET\", \"POST\"]", "[\"GET\"]"));
+
+    let denied = timely(held).await.unwrap();
+    assert_eq!(denied.status(), 403);
+    assert_eq!(denied.headers()["x-cleanhands-denial"], "policy_changed");
+    let _ = body.send_data(Bytes::from_static(b"whole"), true);
+    let (last, _) = sender.send_request(ask("GET"), true).unwrap();
+    assert_eq!(timely(last).await.unwrap().status(), 200);
+    let arrived = [timely(arrives.recv()).await, timely(arrives.recv()).await];
+    assert_eq!(arrived.map(Option::unwrap), ["GET", "GET"]);
+    assert_eq!(upstream.connections(), 1);
+}
+
+async fn flows(proxyd: &Proxyd) -> u64 {
+    let leases: serde_json::Value = proxyd.control().get("/v1/leases").await.unwrap();
+    leases["leases"][0]["flows"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn what_is_taken_back_while_it_is_dialled_passes_nothing_and_ends_at_once() {
+    // A proxy that takes the request for a tunnel and says nothing.
+    let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
+    let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    let silent = Upstream::tcp(move |mut stream| {
+        let (asked, ended) = (asked.clone(), ended.clone());
+        async move {
+            let _ = request(&mut stream).await;
+            asked.send(()).unwrap();
+            let mut rest = Vec::new();
+            let _ = stream.read_to_end(&mut rest).await;
+            ended.send(rest).unwrap();
+        }
+    })
+    .await;
+    let config = format!(
+        "[upstream-proxy]\nurl = \"http://{}\"\nresolve = \"proxy\"\n\
+         [upstreams.\"goes.test\"]\nconnect-timeout = \"60s\"\n",
+        silent.address
+    );
+    let proxyd = Proxyd::configured(&both(), &[], &config).await;
+    let lease = proxyd.lease().await;
+    let mut tunnel = lease.connect("goes.test:9000").await;
+    tunnel.write_all(b"x").await.unwrap();
+    timely(asks.recv()).await.unwrap();
+
+    proxyd.write_policy(KEPT);
+
+    assert!(timely(ends.recv()).await.unwrap().is_empty());
+    let _ = end(&mut tunnel).await;
+    let outcome = proxyd.record(is_changed).await;
+    assert_eq!(outcome.kind, ipc::vault::AuditKind::Outcome);
+}

@@ -17,13 +17,14 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ipc::id::RequestId;
 use ipc::peer::Principal;
+use policies::Host;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::http::{self, After};
 use super::transparent::{self, Target};
-use super::{ACCEPT_PAUSE, authority};
+use super::{ACCEPT_PAUSE, authority, unless};
 use crate::Daemon;
 use crate::audit::Line;
 use crate::head::RequestHead;
@@ -205,7 +206,7 @@ async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known, mut place
     let mut first = true;
     loop {
         let end = place.seat().end.clone();
-        let next = end.run_until_cancelled(async {
+        let next = unless(&end, async {
             match first {
                 true => timeout(FIRST_HEAD, connection.next()).await.ok(),
                 false => Some(connection.next().await),
@@ -240,13 +241,16 @@ async fn connection(daemon: Arc<Daemon>, stream: Stream, known: Known, mut place
         let seat = Arc::clone(place.seat());
         let end = seat.end.clone();
         if incoming.raw.method == "CONNECT" {
-            let tunnelling = Box::pin(connect(daemon, lease, connection, incoming, seat));
-            end.run_until_cancelled(tunnelling).await;
+            let wanted = wanted(&incoming);
+            // It keeps the buffer that it was read into, for as long as the tunnel lasts.
+            drop(incoming);
+            let tunnelling = Box::pin(connect(daemon, lease, connection, wanted, seat));
+            unless(&end, tunnelling).await;
             return;
         }
         let Some(_working) = seat.works() else { return };
         let passing = Box::pin(forward(&daemon, lease, &mut connection, incoming, &seat));
-        match end.run_until_cancelled(passing).await {
+        match unless(&end, passing).await {
             Some(After::Next) => {}
             Some(After::Close) => return connection.close().await,
             Some(After::Broken) => return,
@@ -297,28 +301,33 @@ fn token(value: &[u8]) -> Option<String> {
     }
 }
 
+/// Whom a CONNECT is for.
+fn wanted(incoming: &Incoming) -> Result<(Host, u16), &'static str> {
+    let text = String::from_utf8_lossy(&incoming.raw.target);
+    match authority::parse(&text) {
+        Some((host, Some(port))) if incoming.framing == Framing::None => Ok((host, port)),
+        Some((_, Some(_))) => Err("CONNECT has no body"),
+        _ => Err("CONNECT needs host:port"),
+    }
+}
+
 /// CONNECT: accepted, and then judged like a sandbox's connection, so that a denial can be read
 /// by the client inside.
 async fn connect(
     daemon: Arc<Daemon>,
     lease: Arc<Lease>,
     mut connection: Connection,
-    incoming: Incoming,
+    wanted: Result<(Host, u16), &'static str>,
     seat: Arc<Seat>,
 ) {
-    let text = String::from_utf8_lossy(&incoming.raw.target).into_owned();
-    let Some((host, Some(port))) = authority::parse(&text) else {
-        let reason = "CONNECT needs host:port";
-        let refusal = Refusal::denied(400, "request_malformed", reason);
-        refuse_known(&daemon, &lease, &mut connection, &refusal).await;
-        return connection.close().await;
+    let (host, port) = match wanted {
+        Ok(wanted) => wanted,
+        Err(reason) => {
+            let refusal = Refusal::denied(400, "request_malformed", reason);
+            refuse_known(&daemon, &lease, &mut connection, &refusal).await;
+            return connection.close().await;
+        }
     };
-    if incoming.framing != Framing::None {
-        let reason = "CONNECT has no body";
-        let refusal = Refusal::denied(400, "request_malformed", reason);
-        refuse_known(&daemon, &lease, &mut connection, &refusal).await;
-        return connection.close().await;
-    }
     let Ok(stream) = connection.tunnel().await else { return };
     let target = Target { daemon, lease, host, port, seat };
     transparent::enter(target, transparent::Incoming::Tunnel(stream)).await;

@@ -3,33 +3,31 @@
 //!
 //! The listener tells whose sandbox it is; no word of the client's does.
 
+mod opaque;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipc::id::RequestId;
-use policies::{ConnectDecision, Host, Permit, Scheme};
+use policies::{ConnectDecision, Host, Scheme};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::ports::{self, First};
-use super::{ACCEPT_PAUSE, authority, http};
+use super::{ACCEPT_PAUSE, authority, http, unless};
 use crate::audit::Line;
 use crate::lease::Lease;
-use crate::lease::flow::{Flow, Given};
 use crate::lease::names::Destination;
 use crate::lease::places::Seat;
 use crate::lease::share::Exhausted;
-use crate::question::{self, Asking, HALF_CLOSED, Judged};
-use crate::relay::exchange::Tally;
+use crate::relay::h1::wire::End;
 use crate::relay::stream::Stream;
-use crate::relay::tunnel::{self, TunnelError};
 use crate::reply::Refusal;
-use crate::request::{self, Outcome, Scene, Standing};
+use crate::request::{self, Scene, Standing};
 use crate::sys::interfaces::{self, reset_on_close};
 use crate::tls::hello;
 use crate::tls::intercept::{self, InterceptError, Intercepted};
-use crate::upstream::dial::RawStream;
 use crate::{Daemon, dns};
 
 const DNS_PORT: u16 = 53;
@@ -73,7 +71,7 @@ pub async fn serve(daemon: Arc<Daemon>, lease: Arc<Lease>, listener: TcpListener
                         daemon.shards.serve(&daemon.tasks, stream, move |stream| async move {
                             let seat = Arc::clone(place.seat());
                             let connection = connection(serving, lease, stream, seat, None);
-                            place.seat().end.run_until_cancelled(Box::pin(connection)).await;
+                            unless(&place.seat().end, Box::pin(connection)).await;
                         });
                     }
                     Err(error) => turn_away(serving, lease, stream, error),
@@ -163,20 +161,18 @@ impl Incoming {
         }
     }
 
-    /// Resolves when the client has left, as far as that can be told while nothing is read.
-    async fn leaves(&mut self) {
-        let mut byte = [0u8; 1];
-        let ended = match self {
-            Self::Tcp(stream) => !matches!(stream.peek(&mut byte).await, Ok(1..)),
-            Self::Tunnel(stream) => stream.peek().await.is_ok_and(|bytes| bytes.is_empty()),
+    /// How the client has ended, as far as that can be told while nothing is read.
+    fn end(&mut self) -> Option<End> {
+        let (hung_up, has_ended) = match self {
+            Self::Tcp(stream) => (interfaces::hung_up(&*stream), interfaces::has_ended(&*stream)),
+            Self::Tunnel(stream) => (stream.hung_up(), stream.has_ended()),
         };
-        let hung_up = || match self {
-            Self::Tcp(stream) => interfaces::hung_up(stream),
-            Self::Tunnel(stream) => stream.hung_up(),
-        };
-        // One that has only ended its direction may wait for the server's word.
-        let patience = if ended { HALF_CLOSED } else { Duration::MAX };
-        let _ = timeout(patience, question::hung_up(hung_up)).await;
+        match (hung_up, has_ended) {
+            (true, _) => Some(End::Closed),
+            // It may wait for the server's word.
+            (false, true) => Some(End::Half),
+            (false, false) => None,
+        }
     }
 
     fn into_stream(self) -> Stream {
@@ -250,15 +246,19 @@ impl Target {
     }
 }
 
-/// Decides by name and port what becomes of a connection.
+/// Decides by name and port what becomes of a connection. Each step that needs much for a moment is
+/// in a box: a task is as large as the largest state that it can be in, and once more for each
+/// layer around it, for as long as the connection lasts.
 pub async fn enter(target: Target, incoming: Incoming) {
     let Some((policy, generation)) = target.lease.policy(&target.daemon.policies.current()) else {
         return deny(&target, incoming, request::environment_gone()).await;
     };
     match policy.at_connect(&target.host, target.port) {
-        ConnectDecision::Deny(denial) => deny(&target, incoming, denial.into()).await,
+        ConnectDecision::Deny(denial) => {
+            Box::pin(deny(&target, incoming, denial.into())).await;
+        }
         ConnectDecision::Tunnel(permit) => {
-            pass_unread(&target, incoming, permit, generation).await;
+            Box::pin(opaque::pass(&target, incoming, (permit, generation))).await;
         }
         ConnectDecision::Inspect => inspect(&target, incoming).await,
     }
@@ -284,13 +284,14 @@ async fn explain(target: &Target, mut incoming: Incoming, standing: Arc<Standing
     match incoming.first_byte(patience).await {
         Some(hello::FIRST_BYTE) => {
             // A client that does not trust us learns nothing more.
-            if let Ok(accepted) = accept_tls(target, incoming.into_stream(), Some(standing)).await {
+            let accepting = accept_tls(target, incoming.into_stream(), Some(standing));
+            if let Ok(accepted) = Box::pin(accepting).await {
                 serve_tls(target, accepted).await;
             }
         }
         Some(byte) if byte.is_ascii_uppercase() => {
             let scene = target.scene(Scheme::Http, Some(standing));
-            plain(&scene, incoming.into_stream()).await;
+            Box::pin(plain(&scene, incoming.into_stream())).await;
         }
         _ => unheard(incoming, standing),
     }
@@ -305,7 +306,7 @@ async fn inspect(target: &Target, mut incoming: Incoming) {
     match incoming.first_byte(FIRST_BYTE).await {
         Some(hello::FIRST_BYTE) => {
             let opening = target.lease.notes.opening();
-            match accept_tls(target, incoming.into_stream(), None).await {
+            match Box::pin(accept_tls(target, incoming.into_stream(), None)).await {
                 Ok(accepted) => {
                     drop(opening);
                     serve_tls(target, accepted).await;
@@ -315,7 +316,7 @@ async fn inspect(target: &Target, mut incoming: Incoming) {
         }
         Some(byte) if byte.is_ascii_uppercase() => {
             let scene = target.scene(Scheme::Http, None);
-            plain(&scene, incoming.into_stream()).await;
+            Box::pin(plain(&scene, incoming.into_stream())).await;
         }
         first => {
             let said = if first.is_some() { "something else" } else { "nothing" };
@@ -378,8 +379,7 @@ async fn accept_tls(
 /// Serves what is inside.
 async fn serve_tls(target: &Target, (intercepted, standing): Accepted) {
     let scene = target.scene(Scheme::Https, standing);
-    // In boxes of their own: a task is as large as the largest state that it can be in, and once
-    // more for each layer around it.
+    // In boxes, see `enter`.
     if intercepted.speaks_h2 {
         Box::pin(http::serve_h2(&scene, intercepted.stream)).await;
     } else {
@@ -391,125 +391,4 @@ fn refuse_name(target: &Target, named: &Host) -> Arc<Standing> {
     let verified = target.host.authority(target.port);
     let reason = format!("the client hello names {named} on a connection to {verified}");
     target.standing(Refusal::denied(421, "server_name_mismatch", reason))
-}
-
-/// Passes bytes both ways where no rule needs to see them.
-async fn pass_unread(target: &Target, mut incoming: Incoming, permit: Permit, generation: u64) {
-    // One that has to make room just now goes.
-    let Some(_working) = target.seat.works() else { return };
-    let id = RequestId::random();
-    let mut line = target.line(&id, "tunnel");
-    line.rule = Some(permit.rule().to_owned());
-    line.generation = generation;
-    let found = answered(target, &mut incoming, &mut line, (permit, generation)).await;
-    let (permit, generation) = match found {
-        Ok(found) => found,
-        Err(refusal) => {
-            request::record_denied(&target.daemon, line, &refusal).await;
-            return explain(target, incoming, Standing::failed(id, refusal)).await;
-        }
-    };
-    let counted = || target.lease.budgets.enter(permit.budget(), 0, 0).map_err(Refusal::from);
-    let entered = target.lease.requests.take(1).map_err(Refusal::from);
-    let (place, meter) = match entered.and_then(|place| Ok((place, counted()?))) {
-        Ok(entered) => entered,
-        Err(refusal) => return deny(target, incoming, refusal).await,
-    };
-    let flow = Flow::Tunnel { host: target.host.clone(), port: target.port };
-    let flow = target.lease.flows.enter(flow, Given::by(&permit, generation));
-    if let Err(error) = target.daemon.audit.allow(&line).await {
-        tracing::error!(%error, "connection stopped: the audit cannot be written");
-        return incoming.reset();
-    }
-    line.reason = None;
-    let mut outcome = Outcome::new(Arc::clone(&target.daemon), Box::new(line));
-    outcome.tally.meter = meter;
-    let mut upstream = match target.daemon.upstreams.tunnel(permit).await {
-        Ok(dialled) => dialled,
-        Err(error) => {
-            let refusal = Refusal::from(error);
-            outcome.refused(&refusal);
-            drop((outcome, place));
-            return explain(target, incoming, Standing::failed(id, refusal)).await;
-        }
-    };
-    outcome.line.address = Some(upstream.address.to_string());
-    if let Some(address) = upstream.address.reached {
-        flow.dialled(address.ip(), target.daemon.upstreams.is_own(address));
-    }
-    let idle = target.daemon.idle.tunnel;
-    // Half a stream must not look like a whole one, to either side, whatever ends it.
-    incoming.reset_on_close(true);
-    upstream.stream.reset_on_close(true);
-    let refusal = tokio::select! {
-        passed = pass(&mut incoming, &mut upstream.stream, &outcome.tally, idle) => match passed {
-            Ok(()) => {
-                incoming.reset_on_close(false);
-                upstream.stream.reset_on_close(false);
-                return outcome.done();
-            }
-            Err(error @ TunnelError::Idle(_)) => {
-                Refusal::failed(504, "tunnel_silent", error.to_string())
-            }
-            Err(TunnelError::Spent(spent)) => spent.into(),
-            Err(error) => Refusal::failed(502, "tunnel_broke", error.to_string()),
-        },
-        () = flow.stop.cancelled() => {
-            let reason = "the policy no longer allows this connection";
-            Refusal::denied(403, "policy_changed", reason)
-        }
-    };
-    outcome.refused(&refusal);
-}
-
-/// Holds a connection where its rule asks for that. What comes out is what holds now.
-async fn answered(
-    target: &Target,
-    incoming: &mut Incoming,
-    line: &mut Line,
-    (permit, generation): (Permit, u64),
-) -> Result<(Permit, u64), Refusal> {
-    if permit.asks().is_none() {
-        return Ok((permit, generation));
-    }
-    let Target { daemon, lease, host, port, .. } = target;
-    let judge = || {
-        let current = daemon.policies.current();
-        let (policy, generation) = lease.policy(&current).ok_or_else(request::environment_gone)?;
-        match policy.at_connect(host, *port) {
-            ConnectDecision::Tunnel(permit) => Ok(Judged { permit, policy, generation }),
-            ConnectDecision::Deny(denial) => Err(denial.into()),
-            ConnectDecision::Inspect => {
-                let reason = "rules read the requests of such a connection now: open it again";
-                Err(Refusal::denied(403, "policy_changed", reason))
-            }
-        }
-    };
-    let asking = Asking { daemon, lease, query: None, taken: Vec::new() };
-    let settled = Box::pin(question::settle(asking, line, judge, incoming.leaves()));
-    let (judged, answer) = settled.await?;
-    line.reason = answer.map(|answer| answer.words());
-    Ok((judged.permit, judged.generation))
-}
-
-async fn pass(
-    client: &mut Incoming,
-    upstream: &mut RawStream,
-    tally: &Tally,
-    idle: Duration,
-) -> Result<(), TunnelError> {
-    match (client, upstream) {
-        (Incoming::Tcp(client), RawStream::Tcp(upstream)) => {
-            tunnel::run(client, upstream, tally, idle).await
-        }
-        (Incoming::Tcp(client), RawStream::Layered(upstream)) => {
-            tunnel::run(client, upstream, tally, idle).await
-        }
-        (Incoming::Tunnel(client), RawStream::Tcp(upstream)) => {
-            tunnel::run(client, upstream, tally, idle).await
-        }
-        (Incoming::Tunnel(client), RawStream::Layered(upstream)) => {
-            tunnel::run(client, upstream, tally, idle).await
-        }
-    }
 }

@@ -77,15 +77,7 @@ impl Budgets {
     ) -> Result<Option<Meter>, Spent> {
         let Some(budget) = budget else { return Ok(None) };
         let counts = self.counts(&budget.key);
-        let meter = budget.quotas.bytes.map(|quota| Meter {
-            budget: Arc::clone(budget),
-            quota,
-            counts: Arc::clone(&counts),
-        });
-        if let Some(meter) = &meter {
-            // A connection has nothing yet, and needs room for something.
-            meter.fits(head.saturating_add(announced).max(1))?;
-        }
+        let meter = counts.meter(budget, head.saturating_add(announced))?;
         if let Some(quota) = budget.quotas.rate {
             let taken = bucket(&counts.requests).take(quota, 1, Instant::now());
             taken.map_err(|wait| Spent::new(budget, What::Requests, quota, wait))?;
@@ -94,6 +86,21 @@ impl Budgets {
             meter.pay(head)?;
         }
         Ok(meter)
+    }
+
+    /// Whether there is room for one more now, without counting it.
+    pub fn fits(
+        &self,
+        budget: Option<&Arc<Budget>>,
+        head: u64,
+        announced: u64,
+    ) -> Result<(), Spent> {
+        let Some(budget) = budget else { return Ok(()) };
+        let counts = self.counts(&budget.key);
+        counts.meter(budget, head.saturating_add(announced))?;
+        let Some(quota) = budget.quotas.rate else { return Ok(()) };
+        let room = bucket(&counts.requests).has_room(quota, 1, Instant::now());
+        room.map_err(|wait| Spent::new(budget, What::Requests, quota, wait))
     }
 
     fn counts(&self, key: &str) -> Arc<Counts> {
@@ -109,6 +116,15 @@ impl Budgets {
 }
 
 impl Counts {
+    /// By which the bytes are paid for, where they are counted and so many more have room.
+    fn meter(self: &Arc<Self>, budget: &Arc<Budget>, more: u64) -> Result<Option<Meter>, Spent> {
+        let Some(quota) = budget.quotas.bytes else { return Ok(None) };
+        let meter = Meter { budget: Arc::clone(budget), quota, counts: Arc::clone(self) };
+        // A connection has nothing yet, and needs room for something.
+        meter.fits(more.max(1))?;
+        Ok(Some(meter))
+    }
+
     fn has_rested(&self, now: Instant) -> bool {
         [&self.requests, &self.bytes].into_iter().all(|own| bucket(own).has_rested(now))
     }
@@ -134,9 +150,8 @@ impl Meter {
 
     /// Whether so many could pass now.
     pub fn fits(&self, bytes: u64) -> Result<(), Spent> {
-        let mut own = bucket(&self.counts.bytes);
-        own.settle(self.quota, Instant::now());
-        own.room(self.quota, bytes).map_err(|wait| self.spent(wait))
+        let room = bucket(&self.counts.bytes).has_room(self.quota, bytes, Instant::now());
+        room.map_err(|wait| self.spent(wait))
     }
 
     fn spent(&self, wait: Option<Duration>) -> Spent {
@@ -161,10 +176,19 @@ struct Bucket {
 
 impl Bucket {
     fn take(&mut self, quota: Quota, amount: u64, now: Instant) -> Result<(), Option<Duration>> {
-        self.settle(quota, now);
-        self.room(quota, amount)?;
+        self.has_room(quota, amount, now)?;
         self.used += u128::from(amount) * self.span;
         Ok(())
+    }
+
+    fn has_room(
+        &mut self,
+        quota: Quota,
+        amount: u64,
+        now: Instant,
+    ) -> Result<(), Option<Duration>> {
+        self.settle(quota, now);
+        self.room(quota, amount)
     }
 
     /// Gives back what came back since the last time.

@@ -40,35 +40,30 @@ impl Request {
         Ok(permit)
     }
 
-    /// The credential of one rule must not do what only another rule allows, with its own.
+    /// The credential of one rule must not do what only another rule allows, with its own; nor
+    /// what another rule asks about, or counts.
     fn judge_taken(&self, policy: &Policy, taken: &Taken, own: &Permit) -> Result<(), Denial> {
         let Taken { by, method, path, query } = taken;
-        match self.judge_as(policy, method, path, query.as_deref()) {
-            Ok(permit) if permit.asks().is_some() && permit.rule() != own.rule() => {
-                let rule = permit.rule().to_owned();
-                let reason = format!(
-                    "{by} asks for {method} {path}, about which {rule} asks an operator, and {} \
-                     does not",
-                    own.rule()
-                );
-                let hint = Some("ask for it by the request line alone".to_owned());
-                Err(Denial { code: DenialCode::MethodNotListed, rule: Some(rule), reason, hint })
-            }
-            Ok(permit) if permit.carries() == own.carries() => Ok(()),
-            Ok(permit) => {
-                let (rule, own) = (permit.rule().to_owned(), own.rule());
-                let reason = format!(
-                    "{by} asks for {method} {path}, which {rule} allows with another credential \
-                     than {own}"
-                );
-                let hint = Some("ask for it by the request line alone".to_owned());
-                Err(Denial { code: DenialCode::MethodNotListed, rule: Some(rule), reason, hint })
-            }
-            Err(denial) => {
-                let reason = format!("{by} asks for {method} {path}: {}", denial.reason);
-                Err(Denial { reason, ..denial })
-            }
-        }
+        let permit = self.judge_as(policy, method, path, query.as_deref()).map_err(|denial| {
+            let reason = format!("{by} asks for {method} {path}: {}", denial.reason);
+            Denial { reason, ..denial }
+        })?;
+        let (rule, own_rule) = (permit.rule(), own.rule());
+        let why = if permit.asks().is_some() && rule != own_rule {
+            format!("about which {rule} asks an operator, and {own_rule} does not")
+        } else if permit.carries() != own.carries() {
+            format!("which {rule} allows with another credential than {own_rule}")
+        } else if permit.budget().is_some_and(|budget| !own.is_counted_by(budget)) {
+            format!("which {rule} counts, and {own_rule} does not count for it")
+        } else {
+            return Ok(());
+        };
+        Err(Denial {
+            code: DenialCode::MethodNotListed,
+            rule: Some(rule.to_owned()),
+            reason: format!("{by} asks for {method} {path}, {why}"),
+            hint: Some("ask for it by the request line alone".to_owned()),
+        })
     }
 
     fn judge_as(

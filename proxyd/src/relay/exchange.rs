@@ -20,7 +20,7 @@ use super::h1::wire::End;
 use super::responder::Responder;
 use super::switched::{self, Ends, Search};
 use super::websocket::{self, Guard};
-use crate::head::ResponseHead;
+use crate::head::{Fields, ResponseHead};
 use crate::lease::budgets::{self, Meter, Spent};
 use crate::scrub::{self, BodyScrubber, Patterns, ScrubError};
 use crate::upstream::Retry;
@@ -93,8 +93,8 @@ impl Tally {
     }
 
     /// Takes what is about to pass out of the rule's budget.
-    pub fn pay(&self, bytes: usize) -> Result<(), Spent> {
-        self.meter.as_ref().map_or(Ok(()), |meter| meter.pay(bytes as u64))
+    pub fn pay(&self, bytes: u64) -> Result<(), Spent> {
+        self.meter.as_ref().map_or(Ok(()), |meter| meter.pay(bytes))
     }
 
     /// The same for a head of the answer, of whose body so many bytes are announced.
@@ -296,14 +296,20 @@ async fn upload(
         match body.next().await.map_err(UploadError::Client) {
             Ok(Some(Piece::Data(data))) => {
                 let length = data.len();
-                if let Err(spent) = tally.pay(length) {
+                if let Err(spent) = tally.pay(length as u64) {
                     out.abort();
                     return Err(UploadError::Spent(spent));
                 }
                 out.data(data).await.map_err(|_| UploadError::Upstream)?;
                 tally.count_up(length);
             }
-            Ok(Some(Piece::Trailers(fields))) => trailers = Some(fields),
+            Ok(Some(Piece::Trailers(fields))) => {
+                if let Err(spent) = tally.pay(budgets::size(&fields, 0)) {
+                    out.abort();
+                    return Err(UploadError::Spent(spent));
+                }
+                trailers = Some(fields);
+            }
             Ok(None) => break,
             Err(error) => {
                 out.abort();
@@ -383,7 +389,7 @@ async fn pass(
         };
         match piece {
             Ok(Some(Piece::Data(data))) => {
-                if let Err(spent) = scrubbing.tally.pay(data.len()) {
+                if let Err(spent) = scrubbing.tally.pay(data.len() as u64) {
                     break Err(spent.into());
                 }
                 scrubbing.tally.count_down(data.len());
@@ -393,6 +399,9 @@ async fn pass(
                 }
             }
             Ok(Some(Piece::Trailers(mut fields))) => {
+                if let Err(spent) = scrubbing.tally.pay(budgets::size(&fields, 0)) {
+                    break Err(spent.into());
+                }
                 if let Some(patterns) = scrubbing.patterns {
                     scrubbing.tally.masked(scrub::scrub_fields(patterns, &mut fields));
                 }
@@ -435,7 +444,7 @@ async fn write_all(out: &mut BodyOut<'_>, parts: Vec<Bytes>) -> Result<(), Excha
 async fn finish(
     out: &mut BodyOut<'_>,
     scrubber: Option<BodyScrubber>,
-    trailers: Option<crate::head::Fields>,
+    trailers: Option<Fields>,
     tally: &Tally,
 ) -> Result<(), ExchangeError> {
     if let Some(scrubber) = scrubber {

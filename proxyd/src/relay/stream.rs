@@ -78,6 +78,11 @@ impl Stream {
         self.socket().is_some_and(interfaces::hung_up)
     }
 
+    /// Whether the peer of a socket has ended its direction.
+    pub fn has_ended(&self) -> bool {
+        self.socket().is_some_and(interfaces::has_ended)
+    }
+
     /// Has dropping the connection reset it. TLS needs no such: without its goodbye no end of it
     /// looks proper. A Unix socket has no reset to send; its peer sees an end.
     pub fn reset_on_close(&self) {
@@ -143,6 +148,10 @@ impl AsyncRead for Stream {
             let length = self.ahead.len().min(buffer.remaining());
             buffer.put_slice(&self.ahead[..length]);
             self.ahead.advance(length);
+            if self.ahead.is_empty() {
+                // Even an empty part of a buffer keeps the whole.
+                self.ahead = Bytes::new();
+            }
             return Poll::Ready(Ok(()));
         }
         if self.bulk.is_empty() {

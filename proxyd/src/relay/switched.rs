@@ -115,7 +115,7 @@ async fn go_up(
                     out.abort();
                     return Err(Up::Refused(refused));
                 }
-                if let Err(spent) = tally.pay(data.len()) {
+                if let Err(spent) = tally.pay(data.len() as u64) {
                     out.abort();
                     return Err(Up::Failed(spent.into()));
                 }
@@ -164,7 +164,7 @@ async fn go_down(
         };
         match piece {
             Some(Piece::Data(data)) => {
-                tally.pay(data.len())?;
+                tally.pay(data.len() as u64)?;
                 tally.count_down(data.len());
                 let parts = match &mut scrubber {
                     Some(scrubber) => scrubber.push(data)?,

@@ -56,7 +56,7 @@ async fn copy<R: AsyncRead, W: AsyncWrite>(
         if length == 0 {
             return Ok(to.shutdown().await?);
         }
-        tally.pay(length)?;
+        tally.pay(length as u64)?;
         to.write_all(&buffer[..length]).await?;
         to.flush().await?;
         count(tally, length);

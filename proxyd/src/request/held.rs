@@ -1,6 +1,6 @@
 //! Requests whose rule asks an operator: here they wait for the answer.
 
-use super::{Asked, Scene, environment_gone};
+use super::{Asked, Scene, environment_gone, weight};
 use crate::audit::Line;
 use crate::lease::flow;
 use crate::question::{self, Asking, Judged};
@@ -18,17 +18,19 @@ pub async fn answered(
     if judged.permit.asks().is_none() {
         return Ok(judged);
     }
+    // Nobody is asked about what has no room anyway.
+    let (head, announced) = weight(asked);
+    scene.lease.budgets.fits(judged.permit.budget(), head, announced)?;
     let judge = || {
         let current = scene.daemon.policies.current();
         let (policy, generation) = scene.lease.policy(&current).ok_or_else(environment_gone)?;
         Ok(Judged { permit: request.judge(&policy)?, policy, generation })
     };
-    let taken = request.taken.iter();
     let asking = Asking {
         daemon: &scene.daemon,
         lease: &scene.lease,
         query: request.query.as_deref(),
-        taken: taken.map(|t| format!("{} asks for {} {}", t.by, t.method, t.path)).collect(),
+        taken: &request.taken,
     };
     let gone = question::gone(&mut asked.body, &mut asked.responder);
     // In a box: a task is as large as the largest state that it can be in.

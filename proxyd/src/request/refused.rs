@@ -58,7 +58,7 @@ enum Record {
     OfEach {
         daemon: Arc<Daemon>,
         connection: Box<Line>,
-        /// A request came, and has its record.
+        /// The connection needs none: a request came, and has its record, or it has one already.
         asked: AtomicBool,
     },
 }
@@ -70,6 +70,13 @@ impl Standing {
         daemon.leases.note(&line, &refusal);
         let daemon = Arc::clone(daemon);
         let (connection, asked) = (Box::new(line), AtomicBool::new(false));
+        Arc::new(Self { refusal, record: Record::OfEach { daemon, connection, asked } })
+    }
+
+    /// Of a connection whose own record is made.
+    pub fn recorded(daemon: &Arc<Daemon>, refusal: Refusal) -> Arc<Self> {
+        let (daemon, connection) = (Arc::clone(daemon), Box::default());
+        let asked = AtomicBool::new(true);
         Arc::new(Self { refusal, record: Record::OfEach { daemon, connection, asked } })
     }
 

@@ -125,10 +125,19 @@ pub fn listens_on_unix(socket: impl AsFd) -> std::io::Result<bool> {
 /// Whether nobody is at the other end of a socket any more: a peer that ended its direction alone
 /// still is. Over TCP a peer that has closed shows only when it resets the connection.
 pub fn hung_up(socket: impl AsFd) -> bool {
-    let mut polled = [PollFd::new(&socket, PollFlags::empty())];
+    shows(socket, PollFlags::HUP | PollFlags::ERR)
+}
+
+/// Whether the peer has ended its direction, whatever of what it sent is still to be read.
+pub fn has_ended(socket: impl AsFd) -> bool {
+    shows(socket, PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+fn shows(socket: impl AsFd, flags: PollFlags) -> bool {
+    let mut polled = [PollFd::new(&socket, flags)];
     // The call asks and does not wait. One that fails says nothing.
     let said = poll(&mut polled, Some(&Timespec::default()));
-    said.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    said.is_ok() && polled[0].revents().intersects(flags)
 }
 
 /// Has closing the socket reset the connection instead of ending it in order.
