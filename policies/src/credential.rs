@@ -47,6 +47,8 @@ pub enum Backend {
     Exec,
     /// A field of a secret at the OpenBao or Vault server of proxyd's configuration.
     OpenBao,
+    /// Fields of a secret that this server makes for one lease of proxyd's, and ends with it.
+    OpenBaoLease,
     /// A secret at AWS Secrets Manager.
     AwsSecrets,
     /// The keys of a role of AWS's, by its name in proxyd's configuration.
@@ -89,6 +91,14 @@ impl SecretRef {
                 "a secret of the server is named by its mount, path and field",
                 "secret = \"openbao:secret/agents/github#token\", with a version as \
                  \"openbao:secret/agents/github@3#token\"",
+            ),
+            "openbao-lease" | "vault-lease" => (
+                Backend::OpenBaoLease,
+                Made::parse(path).is_some(),
+                "what the server makes is named by its path, parameters where it takes some, and \
+                 fields",
+                "secret = \"openbao-lease:database/creds/agents#password\", with parameters as \
+                 \"openbao-lease:pki/issue/agents?common_name=a.example#private_key\"",
             ),
             "aws-secrets-manager" => (
                 Backend::AwsSecrets,
@@ -141,18 +151,52 @@ impl<'a> Entry<'a> {
             }
             None => (place, None),
         };
-        // Nothing that a server, or whatever stands before it, could read as another path.
-        let plain = |text: &str| {
-            let legal = |b: u8| b.is_ascii_alphanumeric() || b"._~+=-".contains(&b);
-            !text.is_empty() && text != "." && text != ".." && text.bytes().all(legal)
-        };
-        let segments = path.split('/').all(plain) && path.contains('/');
-        let sound = segments && plain(field) && text.len() <= PATH_BYTES_MAX;
+        let segments = path.split('/').all(is_plain) && path.contains('/');
+        let sound = segments && is_plain(field) && text.len() <= PATH_BYTES_MAX;
         sound.then_some(Self { path, version, field })
     }
 }
 
-const BACKENDS: &str = "local, file, exec, openbao, aws-secrets-manager, aws-role";
+/// Nothing that a server, or whatever stands before it, could read as another path.
+fn is_plain(text: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"._~+=-".contains(&b);
+    !text.is_empty() && text != "." && text != ".." && text.bytes().all(legal)
+}
+
+/// What an OpenBao server makes: `pki/issue/agents?common_name=a.example#private_key`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made<'a> {
+    /// Mount and path, at least two segments.
+    pub path: &'a str,
+    /// Sent along; read without any.
+    pub parameters: Vec<(&'a str, &'a str)>,
+    /// Those that make the value, which has colons between them.
+    pub fields: Vec<&'a str>,
+}
+
+impl<'a> Made<'a> {
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let (place, fields) = text.split_once('#')?;
+        let (path, parameters) = match place.split_once('?') {
+            None => (place, Vec::new()),
+            Some((path, given)) => {
+                let pair = |pair: &'a str| {
+                    let (name, value) = pair.split_once('=')?;
+                    let legal = |b: u8| b.is_ascii_graphic() && !b"#?\"\\".contains(&b);
+                    let sound = is_plain(name) && !value.is_empty() && value.bytes().all(legal);
+                    sound.then_some((name, value))
+                };
+                (path, given.split('&').map(pair).collect::<Option<_>>()?)
+            }
+        };
+        let fields: Vec<&str> = fields.split(':').collect();
+        let segments = path.split('/').all(is_plain) && path.contains('/');
+        let sound = segments && fields.iter().all(|field| is_plain(field));
+        (sound && text.len() <= PATH_BYTES_MAX).then_some(Self { path, parameters, fields })
+    }
+}
+
+const BACKENDS: &str = "local, file, exec, openbao, openbao-lease, aws-secrets-manager, aws-role";
 
 /// A secret's name in the embedded vault, or a command's.
 pub fn is_secret_name(path: &str) -> bool {
@@ -286,6 +330,7 @@ impl fmt::Display for SecretRef {
             Backend::File => write!(f, "file:{}", self.path),
             Backend::Exec => write!(f, "exec:{}", self.path),
             Backend::OpenBao => write!(f, "openbao:{}", self.path),
+            Backend::OpenBaoLease => write!(f, "openbao-lease:{}", self.path),
             Backend::AwsSecrets => write!(f, "aws-secrets-manager:{}", self.path),
             Backend::AwsRole => write!(f, "aws-role:{}", self.path),
         }

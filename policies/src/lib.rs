@@ -38,8 +38,8 @@ mod uses;
 pub use address::AddressRange;
 pub use aws::{AwsEntry, AwsVersion};
 pub use credential::{
-    Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Place, SecretRef,
-    When, is_secret_name,
+    Backend, Client, ClientAuth, Credential, Entry, Grant, GrantKind, Inject, Made, Place,
+    SecretRef, When, is_secret_name,
 };
 pub use denial::{Denial, DenialCode};
 pub use diagnostic::{Diagnostic, Severity};

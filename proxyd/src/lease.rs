@@ -29,6 +29,7 @@ use crate::policy::Generation;
 use crate::question::Answers;
 use crate::tls::authority::AuthorityId;
 use crate::upstream::Behalf;
+use crate::vault::Vault;
 use budgets::Budgets;
 use flow::Flows;
 use names::Names;
@@ -39,6 +40,9 @@ use tokens::{Hash, Tokens};
 
 /// Calls that one lease may have running at once, as its holder says.
 const CALLS_MAX: usize = 64;
+
+/// In what time all that ran under a lease has noticed its end.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// One principal's right to use proxyd.
 pub struct Lease {
@@ -245,6 +249,8 @@ pub struct Leases {
     table: Mutex<Table>,
     /// Told when a lease is forgotten.
     forgotten: Notify,
+    /// Leases that do not come back, until somebody takes note of it.
+    ended: Mutex<Vec<LeaseId>>,
 }
 
 #[derive(Default)]
@@ -281,7 +287,7 @@ impl Leases {
             }
         }
         let (dir, shares, forgotten) = (dir.to_owned(), Shares::here(), Notify::new());
-        Ok(Self { dir, shares, table: Mutex::new(table), forgotten })
+        Ok(Self { dir, shares, table: Mutex::new(table), forgotten, ended: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -345,6 +351,7 @@ impl Leases {
         table.tokens.remove(&lease.id);
         if closed {
             lease.names.remove();
+            self.ended().push(lease.id.clone());
         } else {
             let until = Instant::now() + Duration::from_secs(GRACE_SECONDS);
             let authority = Some(lease.names.authority());
@@ -352,6 +359,27 @@ impl Leases {
             table.graced.insert(lease.id.clone(), Graced { until, authority, budgets });
         }
         self.forgotten.notify_one();
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Vec<LeaseId>> {
+        self.ended.lock().expect("no holder of this lock panics")
+    }
+
+    /// Tells the vault of leases that do not come back, for as long as the daemon runs; each when
+    /// all that ran under it has had time to end, so that nothing is made for it afterwards.
+    pub async fn tell(self: Arc<Self>, vault: Vault) {
+        let mut ending = Vec::new();
+        loop {
+            tokio::time::sleep(SETTLED).await;
+            let ended: Vec<LeaseId> = std::mem::replace(&mut ending, self.ended().split_off(0));
+            for lease in ended {
+                let again = self.table().live.contains_key(&lease);
+                // A vault that has gone has revoked all that it held.
+                if !again && vault.forget(&lease).await.is_err() {
+                    break;
+                }
+            }
+        }
     }
 
     /// Waits until a lease is forgotten.
@@ -391,6 +419,7 @@ impl Leases {
                 }
                 // Whatever cannot be removed now is seen again at the next start.
                 let _ = std::fs::remove_file(dir.join(id.as_str()));
+                self.ended().push(id.clone());
                 self.forgotten.notify_one();
                 false
             });

@@ -178,6 +178,7 @@ async fn serve(prepared: Prepared) -> Result<(), StartError> {
     let egress = shards::moved(sockets.egress, shard).map_err(StartError::Runtime)?;
     shard.spawn(entry::explicit::serve(Arc::clone(&daemon), egress, stop.clone()));
     tokio::spawn(Arc::clone(&daemon.leases).sweep());
+    tokio::spawn(Arc::clone(&daemon.leases).tell(daemon.vault.clone()));
     tokio::spawn(daemon.upstreams.clone().sweep());
     tokio::spawn(daemon.leaves.clone().keep_fresh());
     tokio::spawn(rotation::keep(Arc::clone(&daemon)));

@@ -37,7 +37,7 @@ use crate::vault::Secret;
 
 use automaton::Automaton;
 use encoded::Encoded;
-pub use forms::forms;
+pub use forms::{forms, forms_behind};
 use lens::Search;
 use masker::Masker;
 use messages::Messages;

@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
+#[path = "openbao/leases.rs"]
+mod leases;
 mod support;
 
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use support::*;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 const POLICY: &str = r#"
 [[egress.allow]]
@@ -80,30 +80,6 @@ impl Server {
     }
 }
 
-async fn bao(mut stream: impl AsyncRead + AsyncWrite + Unpin, server: Shared) {
-    while let Some((head, body)) = request(&mut stream).await {
-        let body = String::from_utf8(body).unwrap();
-        let (status, text) = server.lock().unwrap().answer(&head, &body);
-        let answer =
-            format!("HTTP/1.1 {status} So\r\nContent-Length: {}\r\n\r\n{text}", text.len());
-        if stream.write_all(answer.as_bytes()).await.is_err() {
-            return;
-        }
-        let _ = stream.flush().await;
-    }
-}
-
-async fn api(mut stream: impl AsyncRead + AsyncWrite + Unpin, server: Shared) {
-    while let Some((head, _)) = request(&mut stream).await {
-        let shown = field(&head, "authorization").unwrap_or("none").to_owned();
-        server.lock().unwrap().seen.push(shown);
-        if stream.write_all(b"HTTP/1.1 200 So\r\nContent-Length: 0\r\n\r\n").await.is_err() {
-            return;
-        }
-        let _ = stream.flush().await;
-    }
-}
-
 struct Scene {
     proxyd: Proxyd,
     server: Shared,
@@ -124,9 +100,15 @@ impl Scene {
             server.value = "BAO-VALUE-CANARY-1".to_owned();
         }
         let (one, two) = (Arc::clone(&server), Arc::clone(&server));
-        let h1: &[&[u8]] = &[b"http/1.1"];
-        let api = Upstream::tls("api.test", h1, move |stream| api(stream, Arc::clone(&one))).await;
-        let bao = Upstream::tls("bao.test", h1, move |stream| bao(stream, Arc::clone(&two))).await;
+        let api = Upstream::answering("api.test", move |head, _| {
+            let shown = field(head, "authorization").unwrap_or("none").to_owned();
+            one.lock().unwrap().seen.push(shown);
+            (200, String::new())
+        });
+        let bao = Upstream::answering("bao.test", move |head, body| {
+            two.lock().unwrap().answer(head, body)
+        });
+        let (api, bao) = (api.await, bao.await);
         let upstreams = [("api.test", &api), ("bao.test", &bao)];
         let proxyd = Proxyd::configured(policy, &upstreams, &format!("{SERVER}{more}\n")).await;
         let lease = proxyd.lease().await;
@@ -135,17 +117,12 @@ impl Scene {
         scene
     }
 
-    async fn put(&self, value: &'static str) {
-        let value = Bytes::from_static(value.as_bytes());
-        let control = self.proxyd.control();
-        control.call(http::Method::PUT, "/v1/secrets/bao", None, value).await.unwrap();
+    async fn put(&self, value: &str) {
+        self.proxyd.put("bao", value).await;
     }
 
     async fn ask(&self) -> (u16, String) {
-        let mut stream = self.lease.h1("api.test").await;
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await.unwrap();
-        let (head, body) = timely(response(&mut stream)).await;
-        (head[9..12].parse().unwrap(), String::from_utf8_lossy(&body).into_owned())
+        self.lease.get("api.test", "").await
     }
 
     fn asked(&self, part: &str) -> usize {

@@ -49,6 +49,8 @@ struct Server {
     seen: Vec<String>,
     /// The registry has forgotten all tokens that were given so far.
     forgotten: usize,
+    /// What requests for a token of no scope are answered instead.
+    busy: Option<u16>,
 }
 
 type Shared = Arc<Mutex<Server>>;
@@ -74,7 +76,9 @@ async fn tokens(mut stream: impl AsyncRead + AsyncWrite + Unpin, server: Shared)
             let mut server = server.lock().unwrap();
             server.asked.push(target);
             let number = server.asked.len();
-            if field(&head, "authorization") != Some(BASIC) || scope.contains("secret") {
+            if let Some(status) = server.busy.filter(|_| scope == "none") {
+                (status, String::new())
+            } else if field(&head, "authorization") != Some(BASIC) || scope.contains("secret") {
                 (401, String::new())
             } else {
                 let token = format!("TOKEN-CANARY-{number}");
@@ -293,6 +297,23 @@ async fn a_repository_that_is_refused_is_no_wrong_password_and_a_wrong_password_
     }
     assert_eq!(scene.state().await, "needs_login");
     scene.put(PASSWORD).await;
+    assert_eq!(ask(&lease, "images.test", pull, "").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_too_busy_to_judge_the_password_has_not_refused_it() {
+    let scene = Scene::start().await;
+    let lease = scene.proxyd.lease().await;
+    for status in [429, 503] {
+        scene.server.lock().unwrap().busy = Some(status);
+        let secret = format!("GET /v2/secret/{status}/tags/list");
+
+        let (answered, body) = ask(&lease, "images.test", &secret, "").await;
+
+        assert_eq!((answered, &*code(&body)), (503, "secret_unavailable"), "{body}");
+        assert_eq!(scene.state().await, "ready");
+    }
+    let pull = "GET /v2/team/app/manifests/v1";
     assert_eq!(ask(&lease, "images.test", pull, "").await.0, 200);
 }
 

@@ -143,6 +143,12 @@ fn credential(
         let hint = "inject = { aws-sigv4 = { ... } }";
         reader.error_hint(&section.span_of("secret"), message, hint);
     }
+    let other = matches!(inject, Inject::Registry { .. } | Inject::ClientCertificate);
+    if secret.backend == Backend::OpenBaoLease && (grant.is_some() || other) {
+        let message = "what is made for one lease goes into its requests as it is";
+        let hint = "inject it as bearer, basic, header, query, placeholder or aws-sigv4";
+        reader.error_hint(&section.span_of("secret"), message, hint);
+    }
     let name = name.to_owned();
     let environment = None;
     Some(Credential {

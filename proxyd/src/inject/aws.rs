@@ -8,13 +8,13 @@ use super::body::Payload;
 use super::sigv4::{self, Asked, Content, Key};
 use super::{InjectError, Injected, refuse_stray_placeholder, slot};
 use crate::head::RequestHead;
-use crate::vault::{Scope, Vault};
+use crate::vault::{Access, Scope, Vault};
 
 /// Signs the request again, if it is signed with the lease's own placeholder. One that is not is
 /// refused, or goes as it is where the credential's `when` says so.
 pub(super) async fn inject(
     permit: &Permit,
-    vault: &Vault,
+    (vault, access): (&Vault, Option<Access>),
     credential: &Arc<Credential>,
     own: &[String],
     head: &mut RequestHead,
@@ -41,7 +41,7 @@ pub(super) async fn inject(
     let (region, service) = (asked.region.clone(), asked.service.clone());
     let scope = Scope { date, region, service };
     let rendered = vault
-        .render_for(credential, permit.host(), Some(scope))
+        .render_for(credential, permit.host(), scope, access)
         .await
         .map_err(|error| InjectError::of_vault(error, credential))?;
     let [id, session] = &rendered.more[..] else {

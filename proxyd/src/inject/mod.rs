@@ -58,7 +58,7 @@ pub struct Injected {
     pub patterns: Option<Patterns>,
     /// Which token went in, where a refused one can be replaced by another.
     pub token: Option<u64>,
-    /// What it is good for at a registry.
+    /// What it is good for, where that is less than every request with the credential.
     pub access: Option<Access>,
     /// What the connection is to be opened with.
     pub shown: Option<Arc<Shown>>,
@@ -250,7 +250,8 @@ async fn inject_value(
     }
     check_destination(permit, credential, context, head)?;
     if let Inject::AwsSigV4 { .. } = &credential.inject {
-        return aws::inject(permit, vault, credential, &own, head, payload).await;
+        let access = own_access(credential, context);
+        return aws::inject(permit, (vault, access), credential, &own, head, payload).await;
     }
     if leaves_alone(credential, head, &own) {
         refuse_stray_placeholder(head)?;
@@ -271,8 +272,10 @@ async fn inject_value(
         return Ok(Injected::default());
     }
     let access = match &credential.inject {
-        Inject::Registry { .. } => Some(registry::access(credential, permit.port(), head)?),
-        _ => None,
+        Inject::Registry { .. } => {
+            Some(Access::Registry(registry::access(credential, permit.port(), head)?))
+        }
+        _ => own_access(credential, context),
     };
     let rendered = match access.clone() {
         Some(access) => vault.render_access(credential, permit.host(), access).await,
@@ -324,6 +327,12 @@ impl Injected {
             signed: false,
         }
     }
+}
+
+/// Whose it is, where a server makes one for each lease.
+fn own_access(credential: &Credential, context: &LeaseContext) -> Option<Access> {
+    let own = credential.secret.backend == Backend::OpenBaoLease;
+    own.then(|| Access::Lease(context.lease.clone()))
 }
 
 /// Whether the credential stays out of this request, for what the sandbox itself put in its slot.

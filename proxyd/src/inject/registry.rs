@@ -5,7 +5,7 @@ use policies::Credential;
 
 use super::InjectError;
 use crate::head::RequestHead;
-use crate::vault::Access;
+use crate::vault::registry::Access;
 
 /// The access that the request takes. A blob that an upload would have from another repository is
 /// asked for in no query any more: nobody has judged whether that one may be read. The registry

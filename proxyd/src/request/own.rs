@@ -19,7 +19,7 @@ use crate::inject::InjectError;
 use crate::relay::body::BodyOut;
 use crate::relay::h1::framing::Framing;
 use crate::reply::Refusal;
-use crate::vault::Access;
+use crate::vault::registry::Access;
 
 /// How long clients keep a placeholder before they ask again. It serves as long as the lease.
 const LIFE_SECONDS: u64 = 3600;

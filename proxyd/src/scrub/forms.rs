@@ -10,6 +10,9 @@
 //! The search takes letters in either case, and undoes escapes, wrapping and UTF-16 by itself; no
 //! form here is one of those. A form of base64 or base32 leaves out the characters that neighbours
 //! of the value have a part in: up to one at each end, which tell less than one byte of the value.
+//! Where those neighbours are the usual ones, base64 is looked for with these characters too: the
+//! text ends with the value, or goes on with an end of a line, a blank or a quotation mark; before
+//! the value stands what does in its header ([`forms_behind`]).
 
 use zeroize::Zeroizing;
 
@@ -23,18 +26,38 @@ const BASE32: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
 const BASE32_HEX: &[u8; 32] = b"0123456789ABCDEFGHIJKLMNOPQRSTUV";
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
+/// What ends the digits of a value where it ends the text or a line, and where a quotation mark or
+/// a blank follows: of these only the first bits count.
+const USUAL_ENDS: [u8; 2] = [0, b'"'];
+
 /// Every form of `value`, the value itself first, none twice.
 pub fn forms(value: &[u8]) -> Vec<Secret> {
+    forms_behind(None, value)
+}
+
+/// The same for a value before which that byte stands where it was sent.
+pub fn forms_behind(before: Option<u8>, value: &[u8]) -> Vec<Secret> {
     let mut forms: Vec<Text> = vec![text(value.len(), value.iter().copied())];
     let wide = text(2 * value.len(), value.iter().flat_map(|byte| [*byte, 0]));
+    let alone = Neighbours::default();
     for alphabet in [BASE64, BASE64_URL] {
-        forms.extend((0..3).map(|alignment| digits(value, alphabet, alignment)));
-        forms.extend((0..3).map(|alignment| digits(&wide, alphabet, alignment)));
+        for alignment in 0..3 {
+            forms.push(digits(value, alphabet, alignment, alone));
+            forms.push(digits(&wide, alphabet, alignment, alone));
+            for after in USUAL_ENDS.map(Some) {
+                let before = None;
+                forms.push(digits(value, alphabet, alignment, Neighbours { before, after }));
+            }
+            if before.is_some() {
+                let after = None;
+                forms.push(digits(value, alphabet, alignment, Neighbours { before, after }));
+            }
+        }
     }
     for alphabet in [BASE32, BASE32_HEX] {
-        forms.extend((0..5).map(|alignment| digits(value, alphabet, alignment)));
+        forms.extend((0..5).map(|alignment| digits(value, alphabet, alignment, alone)));
     }
-    forms.push(digits(value, HEX, 0));
+    forms.push(digits(value, HEX, 0, alone));
     let plus = |byte: &u8| if *byte == b' ' { b'+' } else { *byte };
     forms.push(text(value.len(), value.iter().map(plus)));
     let mut seen: Vec<Secret> = Vec::with_capacity(forms.len());
@@ -56,15 +79,31 @@ fn text(room: usize, bytes: impl IntoIterator<Item = u8>) -> Text {
     out
 }
 
-/// The digits that the value alone decides, each of as many bits as the alphabet takes, when it
-/// begins `alignment` bytes into a group.
-fn digits(value: &[u8], alphabet: &[u8], alignment: usize) -> Text {
+/// The bytes that stand beside a value, where they are known.
+#[derive(Clone, Copy, Default)]
+struct Neighbours {
+    before: Option<u8>,
+    after: Option<u8>,
+}
+
+/// The digits that the value and its known neighbours decide, each of as many bits as the alphabet
+/// takes, when the value begins `alignment` bytes into a group.
+fn digits(value: &[u8], alphabet: &[u8], alignment: usize, beside: Neighbours) -> Text {
     let bits = alphabet.len().ilog2() as usize;
-    let before = alignment * 8;
-    let (from, to) = (before.div_ceil(bits), (before + value.len() * 8) / bits);
+    let (begin, end) = (alignment * 8, (alignment + value.len()) * 8);
+    let from = if beside.before.is_some() { begin / bits } else { begin.div_ceil(bits) };
+    let to = if beside.after.is_some() { end.div_ceil(bits) } else { end / bits };
+    // Of the whole text: a neighbour stands at each end.
+    let byte = |at: usize| match (at + 1).checked_sub(alignment) {
+        Some(0) => usize::from(beside.before.unwrap_or_default()),
+        Some(at) => {
+            let byte = value.get(at - 1).copied().or(beside.after.filter(|_| at > value.len()));
+            usize::from(byte.unwrap_or_default())
+        }
+        None => 0,
+    };
     let digit = |number: usize| {
-        let at = number * bits - before;
-        let byte = |at: usize| usize::from(value.get(at).copied().unwrap_or_default());
+        let at = number * bits;
         let two = byte(at / 8) << 8 | byte(at / 8 + 1);
         alphabet[two >> (16 - bits - at % 8) & (alphabet.len() - 1)]
     };
@@ -73,6 +112,7 @@ fn digits(value: &[u8], alphabet: &[u8], alignment: usize) -> Text {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Patterns, scrub_text};
     use super::*;
     use base64::Engine;
     use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -111,6 +151,30 @@ mod tests {
                         forms.iter().any(|form| form.len() > 20 && encoded.contains(form)),
                         "{kind} with {before} before and {after} after"
                     );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn base64_of_a_whole_header_leaves_no_bit_of_the_value() {
+        let value = "SECRET-CANARY-0123456789";
+        for length in value.len() - 3..value.len() {
+            let value = &value[..length];
+            let patterns = Patterns::new(&forms_behind(Some(b' '), value.as_bytes()));
+            for before in ["Bearer ", "authorization: Bearer ", "x: Bearer ", "{\"a\":\"Bearer "] {
+                for after in ["", "\r\n", "\n\n", "\"}", "\",\"b\":1", " HTTP"] {
+                    let whole = format!("{before}{value}{after}");
+                    for encoded in [STANDARD.encode(&whole), URL_SAFE_NO_PAD.encode(&whole)] {
+                        let (from, to) = (before.len() * 8 / 6, (before.len() + length) * 8);
+                        let to = to.div_ceil(6);
+                        let hidden = "*".repeat(to - from);
+                        let expected = format!("{}{hidden}{}", &encoded[..from], &encoded[to..]);
+
+                        let (clean, found) = scrub_text(&patterns, &encoded);
+
+                        assert_eq!((clean, found), (expected, 1), "{whole}");
+                    }
                 }
             }
         }

@@ -9,8 +9,8 @@ use super::lens::Search;
 use super::{MASK, Patterns};
 use crate::vault::Secret;
 
-/// How much is searched in one step.
-const STEP_BYTES: usize = 64 * 1024;
+/// What a text costs at least: there may be many empty ones.
+const TEXT_BYTES_MIN: usize = 16;
 
 /// Texts, and how far the search in them has come.
 pub struct Texts {
@@ -41,19 +41,18 @@ impl Texts {
         self.texts.iter().map(|text| text.bytes.len()).sum()
     }
 
-    /// Goes on by one step; says whether these patterns have been looked for everywhere. Others
-    /// may be looked for then.
-    pub fn step(&mut self, patterns: &Patterns) -> bool {
-        let mut room = STEP_BYTES;
-        while room > 0 {
+    /// Goes on by so many bytes, which are taken from the room; says whether these patterns have
+    /// been looked for everywhere. Others may be looked for then.
+    pub fn step(&mut self, patterns: &Patterns, room: &mut usize) -> bool {
+        while *room > 0 {
             let Some(text) = self.texts.get_mut(self.text) else {
                 self.text = 0;
                 return true;
             };
             let search = self.search.get_or_insert_with(|| Search::new(patterns.0.clone()));
-            let to = text.bytes.len().min(self.at + room);
+            let to = text.bytes.len().min(self.at + *room);
             text.note(search.push(&text.bytes[self.at..to]));
-            room -= to - self.at;
+            *room = room.saturating_sub((to - self.at).max(TEXT_BYTES_MIN));
             self.at = to;
             if to == text.bytes.len() {
                 (self.text, self.at, self.search) = (self.text + 1, 0, None);
@@ -100,6 +99,8 @@ mod tests {
     use super::super::forms;
     use super::*;
 
+    const STEP_BYTES: usize = 64 * 1024;
+
     fn patterns(values: &[&str]) -> Patterns {
         let needles: Vec<_> = values.iter().flat_map(|v| forms(v.as_bytes())).collect();
         Patterns::whole(&needles)
@@ -109,7 +110,7 @@ mod tests {
         let secrets: Vec<_> = texts.iter().map(|t| Secret::new(t.as_bytes().to_vec())).collect();
         let mut texts = Texts::new(&secrets);
         for patterns in searches {
-            while !texts.step(patterns) {}
+            while !texts.step(patterns, &mut { STEP_BYTES }) {}
         }
         let (clean, found) = texts.masked();
         let text = |clean: &Secret| String::from_utf8(clean.expose_secret().to_vec()).unwrap();

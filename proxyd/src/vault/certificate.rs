@@ -167,7 +167,7 @@ fn unusable(reason: &str) -> VaultError {
 impl Child {
     /// Signs for a handshake in which the certificate was shown: with the kept value that holds it.
     pub(super) fn sign(&mut self, wanted: &Wanted<'_>) -> Answer {
-        let (used, form) = self.permitted(wanted.credential, wanted.host, None, None)?;
+        let (used, form) = self.permitted(wanted.credential, wanted.host, (None, None, None))?;
         if form != Form::Certificate {
             return Err(VaultError::Refused("what is no certificate signs no handshake".into()));
         }

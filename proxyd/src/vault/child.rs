@@ -19,7 +19,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use policies::{Backend, Credential, Grant, Host, Inject, SecretRef};
 use zeroize::Zeroizing;
@@ -33,6 +33,7 @@ use super::key::KeySource;
 #[cfg(test)]
 use super::key::Material;
 use super::known::Known;
+use super::leased::Leased;
 use super::masking::Maskings;
 use super::mint::{Key, Mints, Waiter};
 use super::placeholder;
@@ -137,12 +138,17 @@ fn serve(mut socket: UnixStream, child: &mut Child) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     loop {
-        if let Some((number, answer)) = child.mask()
-            && reply(&mut socket, number, answer).is_err()
-        {
-            return ExitCode::SUCCESS;
+        for (number, answer) in child.mask() {
+            if reply(&mut socket, number, answer).is_err() {
+                return ExitCode::SUCCESS;
+            }
         }
-        let (asked, answered) = match child.workers.wait(&socket, child.maskings.patience()) {
+        if child.leased.patience() == Some(Duration::ZERO) {
+            child.tend_leased();
+        }
+        let patience = [child.maskings.patience(), child.leased.patience()];
+        let patience = patience.into_iter().flatten().min();
+        let (asked, answered) = match child.workers.wait(&socket, patience) {
             Ok(ready) => ready,
             Err(error) => {
                 ipc::say::line(format_args!("proxyd vault: cannot wait: {error}"));
@@ -220,6 +226,7 @@ pub(super) struct Child {
     pub(super) files: Files,
     pub(super) workers: Workers,
     pub(super) maskings: Maskings,
+    pub(super) leased: Leased,
     authorities: Authorities,
     key_source: &'static str,
     own_key: rekey::Own,
@@ -267,6 +274,7 @@ impl Child {
         policies: &Path,
     ) -> Result<Self, VaultError> {
         let authorities = Authorities::open(&mut store, now_unsigned())?;
+        let leased = Leased::over(store.leased()?);
         Ok(Self {
             store,
             mints: Mints::default(),
@@ -275,6 +283,7 @@ impl Child {
             backends: Remote::default(),
             workers: Workers::default(),
             maskings: Maskings::default(),
+            leased,
             authorities,
             key_source,
             own_key: rekey::Own::default(),
@@ -322,8 +331,8 @@ impl Child {
         parts: &[Secret],
     ) -> Option<Answer> {
         match request {
-            Request::Render { credential, host, scope, access, refused } => {
-                match self.permitted(&credential, &host, scope, access) {
+            Request::Render { credential, host, scope, access, lease, refused } => {
+                match self.permitted(&credential, &host, (scope, access, lease)) {
                     Err(error) => Some(Err(error)),
                     Ok((used, form)) => match used.key() {
                         None => Some(self.render(&used.secret, &form)),
@@ -341,8 +350,7 @@ impl Child {
         &mut self,
         named: &Named,
         host: &str,
-        scope: Option<Scope>,
-        access: Option<Access>,
+        (scope, access, lease): (Option<Scope>, Option<Access>, Option<String>),
     ) -> Result<(Use, Form), VaultError> {
         let credential = self.known.find(&named.environment, &named.name, &named.print)?;
         let host = Host::parse(host).map_err(|error| VaultError::Invalid(error.to_string()))?;
@@ -368,7 +376,14 @@ impl Child {
             }
             (None, grant) => grant.clone(),
         };
-        Ok((Use { secret: credential.secret.clone(), grant }, form))
+        let (form, place) = made(&credential.secret, form);
+        let Some(place) = place else {
+            return Ok((Use { secret: credential.secret.clone(), grant, made: None }, form));
+        };
+        let lease = lease.ok_or_else(|| VaultError::Refused("it is for a lease only".into()))?;
+        let made = Key::Leased { place, lease };
+        self.may_hold(&made)?;
+        Ok((Use { secret: credential.secret.clone(), grant, made: Some(made) }, form))
     }
 
     /// The password of an upstream proxy. Which secret that is says proxyd's configuration; one
@@ -392,6 +407,10 @@ impl Child {
             // Answered by `answer`.
             Request::Render { .. } | Request::Mask { .. } => {
                 Err(VaultError::Invalid("not a question of this kind".into()))
+            }
+            Request::Forget { lease } => {
+                self.forget_lease(&lease);
+                done(Reply::Done)
             }
             Request::Password { secret, user } => self.password(&secret, user),
             Request::Sign { credential, host, scheme, shown } => {
@@ -452,22 +471,37 @@ impl Child {
 pub(super) struct Use {
     pub secret: SecretRef,
     grant: Option<Grant>,
+    /// What a server makes of it for one lease.
+    made: Option<Key>,
 }
 
 impl Use {
     /// The credential's own use.
     pub fn of(credential: &Credential) -> Self {
-        Self { secret: credential.secret.clone(), grant: credential.grant.clone() }
+        let (secret, grant) = (credential.secret.clone(), credential.grant.clone());
+        Self { secret, grant, made: None }
     }
 
     /// What has to be had from others for it.
     pub fn key(&self) -> Option<Key> {
         match &self.grant {
+            _ if self.secret.backend == Backend::OpenBaoLease => self.made.clone(),
             Some(grant) => Some(Key::Token(self.secret.clone(), grant.clone())),
             None if self.secret.is_remote() => Some(Key::Value(self.secret.clone())),
             None => None,
         }
     }
+}
+
+/// The form of a credential, and where what it is made of is made, if that is so for each lease.
+pub(super) fn made(secret: &SecretRef, form: Form) -> (Form, Option<String>) {
+    let fields = match secret.backend {
+        Backend::OpenBaoLease => secret.path.split_once('#'),
+        _ => None,
+    };
+    let Some((place, named)) = fields else { return (form, None) };
+    let named = named.split(':').map(str::to_owned).collect();
+    (Form::Fields { named, form: Box::new(form) }, Some(place.to_owned()))
 }
 
 /// What the operator's configuration says of those who keep secrets. Read before anything is.

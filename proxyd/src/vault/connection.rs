@@ -27,7 +27,7 @@ pub(super) const START_SECONDS: u64 = 60;
 /// other (a login, a value, a token for it, each a second time), of which each has its own limit
 /// ([`super::mint`]); the rest is for a machine that is busy. A child that is stuck is as good as
 /// gone.
-const ANSWER_SECONDS: u64 = 7 * super::FETCH_SECONDS + 20;
+pub(super) const ANSWER_SECONDS: u64 = 7 * super::FETCH_SECONDS + 20;
 /// Questions that may wait for their turn; more wait in their own tasks.
 const QUESTIONS: usize = 256;
 

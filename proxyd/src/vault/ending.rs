@@ -19,6 +19,8 @@ use super::{FETCH_SECONDS, VaultError};
 
 /// How long answers are waited for. The worker's own limit for each is shorter.
 const FINISH: Duration = Duration::from_secs(FETCH_SECONDS + 5);
+/// How long revocations take at most.
+const REVOKE: Duration = Duration::from_secs(10);
 /// How long the next vault waits for the store.
 const HOLD: Duration = Duration::from_secs(FETCH_SECONDS + 15);
 /// How often it looks.
@@ -64,19 +66,24 @@ impl Held {
 
 /// After proxyd or a worker has gone: waits for what cannot be asked for again.
 pub(super) fn finish(child: &mut Child) {
-    child.workers.end();
     let end = Instant::now() + FINISH;
+    // What cannot be revoked in time is by the next vault.
+    let revoked = Instant::now() + REVOKE;
+    child.end_leased();
+    while child.is_revoking() && hears(child, revoked) {}
+    child.workers.end();
     while child.mints.await_rotation() {
-        let left = end.saturating_duration_since(Instant::now());
-        let heard = child.workers.answers_within(left) && {
-            // Nobody is there any more who waits for what it was asked for.
-            matches!(child.hear(Which::Network), Ok(Some(_)))
-        };
-        if !heard {
+        if !hears(child, end) {
             ipc::say::line("proxyd vault: ends without an answer of a token server");
             return;
         }
     }
+}
+
+/// Takes an answer, if one comes by then. Nobody is there any more who waits for what it brings.
+fn hears(child: &mut Child, end: Instant) -> bool {
+    let left = end.saturating_duration_since(Instant::now());
+    child.workers.answers_within(left) && matches!(child.hear(Which::Network), Ok(Some(_)))
 }
 
 #[cfg(test)]

@@ -16,7 +16,12 @@ impl Child {
         let mut secrets = self.stored()?;
         let mut elsewhere = BTreeMap::new();
         for secret in self.known.elsewhere() {
-            let name = secret.to_string();
+            let name = match secret.backend {
+                // All its fields are had at once.
+                Backend::OpenBaoLease => secret.to_string().split('#').next().map(str::to_owned),
+                _ => None,
+            };
+            let name = name.unwrap_or_else(|| secret.to_string());
             let state = match secret.backend {
                 Backend::File if self.files.values(&secret.path).is_ok() => "ready",
                 Backend::File => "unavailable",
@@ -55,7 +60,7 @@ pub(super) fn place(name: &str) -> &'static str {
         Some("local") => "vault",
         Some("file") => "file",
         Some("exec") => "exec",
-        Some("openbao" | "[openbao]") => "openbao",
+        Some("openbao" | "openbao-lease" | "[openbao]") => "openbao",
         _ => "aws",
     }
 }

@@ -13,23 +13,28 @@
 //! A beginning that counts tells more of a value, byte by byte, to whoever has guessed half of it;
 //! who may have the value in a request learns nothing by it. Half of 64 bytes nobody guesses, nor
 //! 16 at random. What is shorter is often of a person's choosing.
+//!
+//! To build the machine of a group of values costs far more than to search a usual text with it. So
+//! a machine goes over all texts that wait for it, the shortest first, before the next one is
+//! built: nobody waits for the whole search of another. What came meanwhile joins the next one.
+//! A vault of so many values that a search cannot end in [`SEARCH`] says so.
+
+mod parts;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use memchr::memmem;
 use policies::{Backend, Credential, Inject};
-use zeroize::Zeroizing;
 
 use super::VaultError;
-use super::child::{Answer, Child, Use};
+use super::child::{Answer, Child, Use, made};
 use super::render::{self, form};
 use super::secret::Secret;
 use super::sigv4;
 use super::wire::{Form, Reply, Scope};
 use crate::scrub::{Patterns, Texts, forms};
+pub(super) use parts::parts;
 
 /// From which length on anything is searched for that no request of the environment's has.
 const OTHER_BYTES_MIN: usize = 16;
@@ -37,16 +42,25 @@ const OTHER_BYTES_MIN: usize = 16;
 const CUT_BYTES_MIN: usize = 64;
 /// How much is searched for by one machine, unless one value is longer.
 const GROUP_BYTES: usize = 16 * 1024;
+/// Of how many bytes of values machines are kept beside the one at work, while texts wait.
+const KEPT_BYTES: usize = GROUP_BYTES;
 /// How long after one step of a search the next one follows.
 const PACE: Duration = Duration::from_millis(8);
+/// How much is searched in one step.
+const STEP_BYTES: usize = 64 * 1024;
 /// Most that waits for its search.
 const WAITING_MAX: usize = 64;
 const WAITING_BYTES_MAX: usize = 64 << 20;
+/// How long a search may take with all its waiting. Less than the traffic process waits for an
+/// answer: it takes a vault that is silent for longer for one that is gone.
+const SEARCH: Duration = Duration::from_secs(120);
 
-/// The searches that wait, and the one that is under way.
+/// The searches that wait or are under way, in the order in which they came.
 #[derive(Default)]
 pub(super) struct Maskings {
     waiting: VecDeque<Masking>,
+    /// The one at work is the last.
+    machines: Vec<Machine>,
     /// When the next step is due.
     due: Option<Instant>,
 }
@@ -55,10 +69,17 @@ struct Masking {
     number: u32,
     environment: String,
     texts: Texts,
-    /// What is still to be searched for, once that has been looked up.
-    left: Option<Vec<Group>>,
-    /// Of the group at the end.
-    patterns: Option<Patterns>,
+    since: Instant,
+    /// What is still to be searched for, once that has been looked up; the next at the end.
+    left: Option<Vec<Arc<Group>>>,
+    /// The machine at work is going over it.
+    in_turn: bool,
+}
+
+impl Masking {
+    fn has_left(&self, group: &Arc<Group>) -> bool {
+        self.left.iter().flatten().any(|own| Arc::ptr_eq(own, group))
+    }
 }
 
 /// What one machine searches for.
@@ -78,10 +99,21 @@ impl Group {
             false => Patterns::new(&needles),
         }
     }
+
+    fn is(&self, other: &Self) -> bool {
+        let values = || self.values.iter().zip(&other.values);
+        let same = |(one, two): (&Secret, &Secret)| one.expose_secret() == two.expose_secret();
+        self.whole == other.whole && self.values.len() == other.values.len() && values().all(same)
+    }
+}
+
+struct Machine {
+    group: Arc<Group>,
+    patterns: Patterns,
 }
 
 impl Maskings {
-    /// How long until there is something to do; none while nothing waits.
+    /// How long until there is something to do; none while there is nothing.
     pub fn patience(&self) -> Option<Duration> {
         self.waiting.front()?;
         let now = Instant::now();
@@ -92,6 +124,76 @@ impl Maskings {
         let bytes: usize = self.waiting.iter().map(|waiting| waiting.texts.bytes()).sum();
         self.waiting.len() < WAITING_MAX
             && (bytes == 0 || bytes + texts.bytes() <= WAITING_BYTES_MAX)
+    }
+
+    /// The group as another search has it already, so that one machine is for both.
+    fn shared(&self, group: Group) -> Arc<Group> {
+        let of_machines = self.machines.iter().map(|machine| &machine.group);
+        let of_others = self.waiting.iter().flat_map(|waiting| waiting.left.iter().flatten());
+        let same = of_machines.chain(of_others).find(|known| known.is(&group));
+        same.map_or_else(|| Arc::new(group), Arc::clone)
+    }
+
+    /// Has the next machine go over all that wait for it.
+    fn take_turns(&mut self) {
+        let next = self.waiting.iter().find_map(|waiting| waiting.left.as_ref()?.last());
+        let Some(group) = next.map(Arc::clone) else { return };
+        for waiting in &mut self.waiting {
+            waiting.in_turn = waiting.has_left(&group);
+        }
+        let known = self.machines.iter().position(|machine| Arc::ptr_eq(&machine.group, &group));
+        let patterns = match known.map(|at| self.machines.remove(at)) {
+            Some(machine) => machine.patterns,
+            None => {
+                let kept = |machines: &[Machine]| -> usize {
+                    machines.iter().map(|machine| machine.group.bytes).sum()
+                };
+                while kept(&self.machines) > KEPT_BYTES {
+                    self.machines.remove(0);
+                }
+                group.patterns()
+            }
+        };
+        self.machines.push(Machine { group, patterns });
+    }
+
+    /// Goes on by one step with the machine at work.
+    fn search(&mut self) {
+        if !self.waiting.iter().any(|waiting| waiting.in_turn) {
+            self.take_turns();
+        }
+        let Some(machine) = self.machines.last() else { return };
+        let mut in_turn: Vec<&mut Masking> =
+            self.waiting.iter_mut().filter(|waiting| waiting.in_turn).collect();
+        in_turn.sort_by_key(|waiting| waiting.texts.bytes());
+        let mut room = STEP_BYTES;
+        for waiting in in_turn {
+            if !waiting.texts.step(&machine.patterns, &mut room) {
+                break;
+            }
+            waiting.in_turn = false;
+            waiting.left.iter_mut().for_each(|left| {
+                left.retain(|group| !Arc::ptr_eq(group, &machine.group));
+            });
+        }
+    }
+
+    /// The answers of searches that have ended, or take too long.
+    fn ended(&mut self) -> Vec<(u32, Answer)> {
+        let mut answers = Vec::new();
+        for waiting in std::mem::take(&mut self.waiting) {
+            if waiting.left.as_ref().is_some_and(Vec::is_empty) {
+                let (texts, found) = waiting.texts.masked();
+                answers.push((waiting.number, Ok((Reply::Masked { found }, texts))));
+            } else if waiting.since.elapsed() >= SEARCH {
+                let seconds = SEARCH.as_secs();
+                let text = format!("the texts could not be searched in {seconds} s");
+                answers.push((waiting.number, Err(VaultError::Unavailable(text))));
+            } else {
+                self.waiting.push_back(waiting);
+            }
+        }
+        answers
     }
 }
 
@@ -108,42 +210,58 @@ impl Child {
             let text = "too many texts wait to be searched";
             return Some(Err(VaultError::Unavailable(text.into())));
         }
-        let (left, patterns) = (None, None);
-        self.maskings.waiting.push_back(Masking { number, environment, texts, left, patterns });
+        let (since, left, in_turn) = (Instant::now(), None, false);
+        let masking = Masking { number, environment, texts, since, left, in_turn };
+        self.maskings.waiting.push_back(masking);
         None
     }
 
-    /// Goes on with the search by one step if that is due; the answer where it has ended.
-    pub(super) fn mask(&mut self) -> Option<(u32, Answer)> {
-        if self.maskings.patience()? > Duration::ZERO {
-            return None;
+    /// Goes on with the searches by one step if that is due; the answers of those that have ended.
+    pub(super) fn mask(&mut self) -> Vec<(u32, Answer)> {
+        if self.maskings.patience() != Some(Duration::ZERO) {
+            return Vec::new();
         }
-        let mut masking = self.maskings.waiting.pop_front()?;
         self.maskings.due = Some(Instant::now() + PACE);
-        let mut left = match masking.left.take().map_or_else(|| self.sought(&masking), Ok) {
-            Ok(left) => left,
-            Err(error) => return Some((masking.number, Err(error))),
+        let mut answers = self.take_up();
+        self.maskings.search();
+        answers.extend(self.maskings.ended());
+        if self.maskings.waiting.is_empty() {
+            // No value stays in memory for texts that may come.
+            self.maskings.machines.clear();
+        }
+        answers
+    }
+
+    /// Looks up what is to be searched for in the texts of one environment for which nobody has;
+    /// the answers where that fails.
+    fn take_up(&mut self) -> Vec<(u32, Answer)> {
+        let first = self.maskings.waiting.iter().find(|waiting| waiting.left.is_none());
+        let Some(environment) = first.map(|waiting| waiting.environment.clone()) else {
+            return Vec::new();
         };
-        if let Some(group) = left.last() {
-            let patterns = masking.patterns.get_or_insert_with(|| group.patterns());
-            if masking.texts.step(patterns) {
-                masking.patterns = None;
-                left.pop();
+        let sought = self.sought(&environment).map(|groups| {
+            groups.into_iter().map(|group| self.maskings.shared(group)).collect::<Vec<_>>()
+        });
+        let mut answers = Vec::new();
+        for mut waiting in std::mem::take(&mut self.maskings.waiting) {
+            if waiting.left.is_none() && waiting.environment == environment {
+                match &sought {
+                    Ok(groups) => waiting.left = Some(groups.clone()),
+                    Err(error) => {
+                        answers.push((waiting.number, Err(error.clone())));
+                        continue;
+                    }
+                }
             }
+            self.maskings.waiting.push_back(waiting);
         }
-        if left.is_empty() {
-            let (texts, found) = masking.texts.masked();
-            return Some((masking.number, Ok((Reply::Masked { found }, texts))));
-        }
-        masking.left = Some(left);
-        self.maskings.waiting.push_front(masking);
-        None
+        answers
     }
 
     /// All that is searched for, in groups.
-    fn sought(&mut self, masking: &Masking) -> Result<Vec<Group>, VaultError> {
+    fn sought(&mut self, environment: &str) -> Result<Vec<Group>, VaultError> {
         let (mut own, mut others) = (Vec::new(), Vec::new());
-        for credential in self.known.credentials(&masking.environment) {
+        for credential in self.known.credentials(environment) {
             self.put_in_requests(&credential, &mut own, &mut others)?;
         }
         for listed in self.store.list()? {
@@ -176,14 +294,19 @@ impl Child {
         others: &mut Vec<Secret>,
     ) -> Result<(), VaultError> {
         let (form, secret) = (form(&credential.inject, Some(Scope::none()))?, &credential.secret);
+        let (form, made) = made(secret, form);
         let mut add = |value: &Secret| {
             // A value that does not fit its use was never sent.
-            own.extend(render::texts(value, &form).unwrap_or_default());
+            let sent = render::texts(value, &form).unwrap_or_default();
+            own.extend(sent.into_iter().map(|sent| sent.text));
+            // What is made for leases is searched for field by field.
             if let (Form::SigV4(_), Ok(key)) = (&form, sigv4::parse(value)) {
                 others.push(Secret::concat(&[key.secret]));
             }
         };
-        if let Inject::Registry { .. } = credential.inject {
+        if let Some(place) = made {
+            self.leased_values(&place).into_iter().for_each(add);
+        } else if let Inject::Registry { .. } = credential.inject {
             self.registry_values(secret).into_iter().for_each(add);
         } else if let Some(key) = Use::of(credential).key() {
             self.recall(&key);
@@ -223,74 +346,6 @@ fn grouped(own: Vec<Secret>, mut others: Vec<Secret>) -> Vec<Group> {
     groups
 }
 
-/// What of a kept value is secret by itself.
-pub(super) fn parts(value: &Secret) -> Vec<Secret> {
-    let keys = private_keys(value.expose_secret());
-    if !keys.is_empty() {
-        // What stands beside them may be public, as certificates are.
-        return keys;
-    }
-    let mut parts = vec![Secret::concat(&[value.expose_secret()])];
-    if let Ok(key) = sigv4::parse(value)
-        && is_key_id(key.id)
-    {
-        parts.extend([key.secret, key.session].map(|part| Secret::concat(&[part])));
-    }
-    parts
-}
-
-/// As AWS forms them: `AKIA…`, `ASIA…`.
-fn is_key_id(id: &[u8]) -> bool {
-    id.first() == Some(&b'A')
-        && id.iter().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
-}
-
-/// The private keys in a text of PEM, or in JSON that quotes it: each as it is written there, with
-/// the ends of lines that it stands for, and in DER.
-fn private_keys(text: &[u8]) -> Vec<Secret> {
-    let mut keys = Vec::new();
-    let mut rest = text;
-    while let Some(at) = memmem::find(rest, b"-----BEGIN ") {
-        rest = &rest[at + 11..];
-        let Some(label) = memmem::find(rest, b"-----") else { break };
-        let is_key = rest[..label].ends_with(b"PRIVATE KEY");
-        rest = &rest[label + 5..];
-        let Some(end) = memmem::find(rest, b"-----END ") else { break };
-        if is_key {
-            let written = &rest[..end];
-            let lines = lines(written);
-            keys.push(Secret::concat(&[lines.trim_ascii()]));
-            if lines.len() != written.len() {
-                keys.push(Secret::concat(&[written]));
-            }
-            let mut plain = Zeroizing::new(Vec::with_capacity(lines.len()));
-            plain.extend(lines.iter().filter(|byte| !byte.is_ascii_whitespace()));
-            let mut der = Zeroizing::new(vec![0; plain.len()]);
-            if let Ok(length) = STANDARD.decode_slice(&plain[..], &mut der) {
-                keys.push(Secret::concat(&[&der[..length]]));
-            }
-        }
-        rest = &rest[end..];
-    }
-    keys
-}
-
-/// With ends of lines where they were escaped for JSON.
-fn lines(written: &[u8]) -> Zeroizing<Vec<u8>> {
-    let mut lines = Zeroizing::new(Vec::with_capacity(written.len()));
-    let mut rest = written;
-    while let Some((first, after)) = rest.split_first() {
-        let (byte, after) = match after.split_first() {
-            Some((b'n', after)) if *first == b'\\' => (b'\n', after),
-            Some((b'r', after)) if *first == b'\\' => (b'\r', after),
-            _ => (*first, after),
-        };
-        lines.push(byte);
-        rest = after;
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::child::open_in_test;
@@ -305,41 +360,37 @@ mod tests {
         values.iter().map(text).collect()
     }
 
-    #[test]
-    fn what_is_public_beside_a_key_is_no_part_of_what_is_searched_for() {
-        let body = STANDARD.encode("KEY-CANARY-0123456789abcdef-0123456789abcdef");
-        let (one, two) = body.split_at(32);
-        let pem = format!(
-            "-----BEGIN CERTIFICATE-----\nTUlJQ\n-----END CERTIFICATE-----\n\
-             -----BEGIN EC PRIVATE KEY-----\n{one}\n{two}\n-----END EC PRIVATE KEY-----\n"
-        );
-        let json = format!("{{\"private_key\":\"{}\"}}", pem.replace('\n', "\\n"));
-        let der = "KEY-CANARY-0123456789abcdef-0123456789abcdef".to_owned();
-        let lines = format!("{one}\n{two}");
-
-        assert_eq!(shown(&parts(&secret(&pem))), [lines.clone(), der.clone()]);
-        let written = format!("\\n{one}\\n{two}\\n");
-        assert_eq!(shown(&parts(&secret(&json))), [lines, written, der]);
+    /// Steps until nothing waits any more, and the answers in their order.
+    fn searched(child: &mut Child) -> (usize, Vec<(u32, Answer)>) {
+        let (mut steps, mut answers) = (0, Vec::new());
+        while !child.maskings.waiting.is_empty() {
+            std::thread::sleep(child.maskings.patience().unwrap());
+            steps += 1;
+            answers.extend(child.mask());
+        }
+        (steps, answers)
     }
 
-    #[test]
-    fn of_an_access_key_the_secret_and_the_session_are_searched_for_by_themselves() {
-        let whole = "ASIAEXAMPLE0:SECRET-CANARY-1:SESSION-CANARY";
-        let expected = [whole, "SECRET-CANARY-1", "SESSION-CANARY"];
-        assert_eq!(shown(&parts(&secret(whole))), expected);
-        for value in ["some-user:SECRET-CANARY-1", "plain", "-----BEGIN PRIVATE KEY-----", ""] {
-            assert_eq!(shown(&parts(&secret(value))), [value]);
+    fn numbers(answers: &[(u32, Answer)]) -> Vec<u32> {
+        answers.iter().map(|(number, _)| *number).collect()
+    }
+
+    /// The vault's process over a store of that many values of that length.
+    fn child(dir: &tempfile::TempDir, values: usize, length: usize) -> Child {
+        let (worker, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut child = open_in_test(dir.path(), worker);
+        for number in 0..values {
+            let value = secret(&format!("SECRET-CANARY-{number:010}{}", "x".repeat(length - 24)));
+            child.store.put(&format!("n{number}"), &value, 0).unwrap();
         }
+        child
     }
 
     #[test]
     fn a_search_goes_on_by_steps_and_what_waits_has_a_bound() {
         let dir = tempfile::tempdir().unwrap();
-        let (worker, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut child = open_in_test(dir.path(), worker);
-        let value = secret("SECRET-CANARY-0123456789");
-        child.store.put("one", &value, 0).unwrap();
-        let long = format!("{} SECRET-CANARY-0123456789", "x".repeat(200_000));
+        let mut child = child(&dir, 1, 24);
+        let long = format!("{} SECRET-CANARY-0000000000", "-".repeat(200_000));
         for number in 0..WAITING_MAX as u32 {
             let later = child.mask_later(number, "dev".into(), &[secret(&long)]);
             assert!(later.is_none(), "{number}");
@@ -347,20 +398,58 @@ mod tests {
         let refused = child.mask_later(99, "dev".into(), &[]);
         assert!(matches!(refused, Some(Err(VaultError::Unavailable(_)))));
 
-        let (mut steps, mut next) = (0, 0);
-        while let Some(patience) = child.maskings.patience() {
-            std::thread::sleep(patience);
-            steps += 1;
-            let Some((number, answer)) = child.mask() else { continue };
+        let (steps, answers) = searched(&mut child);
+
+        for (number, answer) in answers {
             let Ok((Reply::Masked { found }, texts)) = answer else { panic!("not masked") };
-            assert_eq!((number, found, texts.len()), (next, 1, 1));
-            assert!(texts[0].expose_secret().ends_with(b"x ************************"));
-            next += 1;
+            assert_eq!((found, texts.len()), (1, 1), "{number}");
+            assert!(texts[0].expose_secret().ends_with(b"- ************************"));
         }
-        assert_eq!(next, WAITING_MAX as u32);
         // Other questions are answered between any two.
-        assert!(steps >= WAITING_MAX * long.len() / (64 * 1024), "{steps}");
+        assert!(steps >= WAITING_MAX * long.len() / STEP_BYTES, "{steps}");
         assert!(child.mask_later(100, "dev".into(), &[secret("x")]).is_none());
+    }
+
+    #[test]
+    fn a_machine_goes_over_all_texts_that_wait_before_the_next_is_built() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = child(&dir, 6, GROUP_BYTES);
+        let texts = 30;
+        for number in 0..texts {
+            child.mask_later(number, "dev".into(), &[secret("SECRET-CANARY-0000000003")]);
+        }
+
+        let (steps, answers) = searched(&mut child);
+
+        let expected: Vec<u32> = (0..texts).collect();
+        assert_eq!(numbers(&answers), expected);
+        assert!(steps <= 2 * 6, "{steps}");
+        assert!(child.maskings.machines.is_empty() && child.maskings.patience().is_none());
+    }
+
+    #[test]
+    fn a_short_text_does_not_wait_for_the_whole_search_of_a_long_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = child(&dir, 2, GROUP_BYTES);
+        child.mask_later(1, "dev".into(), &[secret(&"-".repeat(10 * STEP_BYTES))]);
+        child.mask_later(2, "dev".into(), &[secret("short")]);
+
+        let (_, answers) = searched(&mut child);
+
+        assert_eq!(numbers(&answers), [2, 1]);
+    }
+
+    #[test]
+    fn a_search_that_cannot_end_says_so_before_the_vault_is_taken_for_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = child(&dir, 2, GROUP_BYTES);
+        child.mask_later(1, "dev".into(), &[secret("a text")]);
+        child.maskings.waiting[0].since = Instant::now() - SEARCH;
+
+        let (_, answers) = searched(&mut child);
+
+        assert!(matches!(answers[..], [(1, Err(VaultError::Unavailable(_)))]));
+        assert!(SEARCH < Duration::from_secs(super::super::connection::ANSWER_SECONDS) / 10 * 9);
     }
 
     #[test]

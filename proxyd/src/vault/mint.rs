@@ -17,12 +17,12 @@ use policies::{Backend, Grant, GrantKind, SecretRef};
 
 use super::child::{Answer, Child, now};
 use super::listing::place;
+use super::remote::lease;
 use super::secret::Secret;
 use super::store::rfc3339;
 use super::wire::Form;
 use super::{VaultError, masking, registry};
-use flight::Flight;
-pub(super) use flight::seconds;
+pub(super) use flight::{Flight, Landed, seconds};
 
 /// A token is replaced this long before its end, or a tenth of its life where that is longer, but
 /// never before half of its life is over.
@@ -32,7 +32,7 @@ const SESSION_AHEAD: Duration = Duration::from_secs(300);
 /// For clocks and networks: the last moments of a token are not used.
 const SLACK: Duration = Duration::from_secs(5);
 /// After a failure nobody is asked again for this long.
-const PAUSE: Duration = Duration::from_secs(3);
+pub(super) const PAUSE: Duration = Duration::from_secs(3);
 /// After a refusal that no new value in the store could end.
 const PAUSE_REFUSED: Duration = Duration::from_secs(30);
 /// A token that was had because its forerunner was refused is not taken for the culprit again so
@@ -53,6 +53,10 @@ pub(super) enum Key {
     Value(SecretRef),
     /// What is given for a secret.
     Token(SecretRef, Grant),
+    /// What the OpenBao server makes at that place for a lease of proxyd's.
+    Leased { place: String, lease: String },
+    /// The end of what it has made, by its name for it.
+    Revoke(String),
     /// The vault's own token at the OpenBao server.
     Login,
     /// The vault's own keys at AWS.
@@ -79,6 +83,8 @@ impl Key {
     fn listed(&self) -> String {
         match self {
             Self::Value(secret) | Self::Token(secret, _) => secret.to_string(),
+            Self::Leased { place, .. } => format!("openbao-lease:{place}"),
+            Self::Revoke(id) => format!("openbao-lease {id}"),
             Self::Login => "[openbao] login".to_owned(),
             Self::AwsLogin => "[aws] login".to_owned(),
         }
@@ -90,7 +96,7 @@ impl Key {
             Self::Value(secret) => {
                 matches!(secret.backend, Backend::AwsSecrets | Backend::AwsRole)
             }
-            Self::Token(..) | Self::Login => false,
+            Self::Token(..) | Self::Leased { .. } | Self::Revoke(_) | Self::Login => false,
         }
     }
 
@@ -101,6 +107,8 @@ impl Key {
                 format!("secret {:?}", secret.path)
             }
             Self::Value(secret) | Self::Token(secret, _) => format!("secret \"{secret}\""),
+            Self::Leased { .. } => format!("secret {:?}", self.listed()),
+            Self::Revoke(id) => format!("the end of lease {id:?}"),
             Self::Login => "the login at the OpenBao server".to_owned(),
             Self::AwsLogin => "the login at AWS".to_owned(),
         }
@@ -259,7 +267,7 @@ impl Mints {
         self.kept.get(key).is_some_and(|kept| !kept.refused && Instant::now() < kept.end)
     }
 
-    fn keep(&mut self, key: Key, value: Secret, life: Life, got: Instant, forced: bool) {
+    pub(super) fn keep(&mut self, key: Key, value: Secret, life: Life, got: Instant, forced: bool) {
         self.serials += 1;
         let same = |kept: &Kept| kept.value.expose_secret() == value.expose_secret();
         let before = self.kept.remove(&key);
@@ -293,9 +301,10 @@ impl Mints {
         let mut had = Vec::new();
         for (key, kept) in &self.kept {
             for value in std::iter::once(&kept.value).chain(&kept.before) {
-                had.extend(match key.is_for_registry() {
-                    true => registry::parts(value),
-                    false => masking::parts(value),
+                had.extend(match key {
+                    _ if key.is_for_registry() => registry::parts(value),
+                    Key::Leased { .. } => lease::texts(value),
+                    _ => masking::parts(value),
                 });
             }
         }
@@ -316,8 +325,53 @@ impl Mints {
         }
     }
 
+    /// What is kept lives on, as it is.
+    pub(super) fn prolong(&mut self, key: &Key, life: Duration, got: Instant) {
+        if let Some(kept) = self.kept.get_mut(key) {
+            let (ahead, due, end) = until(life, AHEAD);
+            kept.got = got;
+            [kept.ahead, kept.due, kept.end] = [ahead, due, end].map(|time| got + time.min(YEAR));
+        }
+    }
+
+    /// What is kept ends by then, and another one is had at its next use.
+    pub(super) fn end_by(&mut self, key: &Key, end: Instant) {
+        if let Some(kept) = self.kept.get_mut(key) {
+            kept.end = kept.end.min(end);
+            kept.due = kept.due.min(end);
+            kept.ahead = Instant::now();
+        }
+    }
+
+    /// Whether another one is to be fetched ahead of the end of what is kept.
+    pub(super) fn is_ahead(&self, key: &Key, now: Instant) -> bool {
+        self.kept.get(key).is_some_and(|kept| kept.ahead <= now)
+    }
+
+    pub(super) fn drop_kept(&mut self, key: &Key) {
+        self.kept.remove(key);
+    }
+
+    /// What is under way of those is wanted no more.
+    pub(super) fn unwant(&mut self, of: impl Fn(&Key) -> bool) {
+        self.paused.retain(|key, _| !of(key));
+        let flights = self.flights.values_mut();
+        flights.filter(|flight| of(&flight.key)).for_each(|flight| flight.unwanted = true);
+    }
+
+    /// How many revocations are under way.
+    pub(super) fn revocations(&self) -> usize {
+        let flights = self.flights.values();
+        flights.filter(|flight| matches!(flight.key, Key::Revoke(_))).count()
+    }
+
+    /// Whether anything is being made for a lease.
+    pub(super) fn makes_leased(&self) -> bool {
+        self.flights.values().any(|flight| matches!(flight.key, Key::Leased { .. }))
+    }
+
     /// Notes that nobody is asked for a while.
-    fn pause(&mut self, key: &Key, time: Duration, reason: &str) {
+    pub(super) fn pause(&mut self, key: &Key, time: Duration, reason: &str) {
         if let Some(kept) = self.kept.get_mut(key) {
             kept.refused = false;
         }
@@ -399,6 +453,13 @@ impl Child {
     pub(super) fn minted_values(&self, key: &Key) -> Vec<&Secret> {
         let kept = self.mints.kept.get(key);
         kept.into_iter().flat_map(|kept| std::iter::once(&kept.value).chain(&kept.before)).collect()
+    }
+
+    /// The same of all that was made at that place, for whichever lease.
+    pub(super) fn leased_values(&self, made: &str) -> Vec<&Secret> {
+        let own = |key: &Key| matches!(key, Key::Leased { place, .. } if place == made);
+        let kept = self.mints.kept.iter().filter(|(key, _)| own(key)).map(|(_, kept)| kept);
+        kept.flat_map(|kept| std::iter::once(&kept.value).chain(&kept.before)).collect()
     }
 
     /// The same of all that was had of registries for the secret.

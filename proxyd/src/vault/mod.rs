@@ -19,6 +19,7 @@ pub mod fetch;
 mod files;
 pub mod key;
 mod known;
+mod leased;
 mod listing;
 mod masking;
 mod mint;
@@ -48,7 +49,6 @@ use ipc::vault::SecretInfo;
 use policies::{Credential, Host, Inject};
 
 pub use key::KeySource;
-pub use registry::Access;
 pub use secret::Secret;
 pub use shown::Shown;
 
@@ -119,6 +119,16 @@ pub struct Rendered {
     pub patterns: Patterns,
     /// Which token it is, where one was had for the secret.
     pub serial: u64,
+}
+
+/// What a rendering is good for, where that is less than all requests with the credential to the
+/// host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// What is wanted of a registry.
+    Registry(registry::Access),
+    /// Requests of one lease, for which a server has made it.
+    Lease(LeaseId),
 }
 
 /// Where the vault lies below proxyd's state directory: its store, and its key file by default.
@@ -289,10 +299,10 @@ impl Vault {
         credential: &Arc<Credential>,
         host: &Host,
     ) -> Result<Arc<Rendered>, VaultError> {
-        self.render_for(credential, host, None).await
+        self.render_key(credential, host, (None, None)).await
     }
 
-    /// Renders what a registry takes for that access.
+    /// Renders what is good for that access.
     pub async fn render_access(
         &self,
         credential: &Arc<Credential>,
@@ -307,9 +317,10 @@ impl Vault {
         &self,
         credential: &Arc<Credential>,
         host: &Host,
-        scope: Option<Scope>,
+        scope: Scope,
+        access: Option<Access>,
     ) -> Result<Arc<Rendered>, VaultError> {
-        self.render_key(credential, host, (scope, None)).await
+        self.render_key(credential, host, (Some(scope), access)).await
     }
 
     async fn render_key(
@@ -356,13 +367,16 @@ impl Vault {
             (None, Inject::Basic { user }) => {
                 Request::Password { secret: credential.secret.path.clone(), user: user.clone() }
             }
-            _ => Request::Render {
-                credential: Named::clone(&key.credential),
-                host: key.host.to_string(),
-                scope: key.scope.clone(),
-                access: key.access.clone(),
-                refused,
-            },
+            _ => {
+                let (access, lease) = match key.access.clone() {
+                    Some(Access::Registry(access)) => (Some(access), None),
+                    Some(Access::Lease(lease)) => (None, Some(lease.as_str().to_owned())),
+                    None => (None, None),
+                };
+                let (named, host) = (Named::clone(&key.credential), key.host.to_string());
+                let scope = key.scope.clone();
+                Request::Render { credential: named, host, scope, access, lease, refused }
+            }
         };
         let answer = self.connection.ask(&request, &[]).await?;
         let (Reply::Rendered { values, serial, good_ms }, mut parts) = answer else {
@@ -409,6 +423,12 @@ impl Vault {
         let reply = self.connection.ask(&Request::Remove { name: name.to_owned() }, &[]).await;
         lock(&self.rendered).clear();
         reply.map(drop)
+    }
+
+    /// A lease has ended: what was made for it is revoked.
+    pub async fn forget(&self, lease: &LeaseId) -> Result<(), VaultError> {
+        let request = Request::Forget { lease: lease.as_str().to_owned() };
+        self.connection.ask(&request, &[]).await.map(drop)
     }
 
     /// Gives the vault a new data key; says how many rows were sealed anew.

@@ -23,6 +23,9 @@ use super::wire::{Exchange, Form};
 const NAME_BYTES_MAX: usize = 255;
 /// Life of a token whose answer says none, as the token specification has it.
 const LIFE_SECONDS: u64 = 60;
+/// Longest token: with a longer one in its head no registry takes a request. All that are kept are
+/// searched for in what tools put out.
+const TOKEN_BYTES_MAX: usize = 16 * 1024;
 /// How long a registry that takes the password itself is not asked again how to log in.
 const BASIC_SECONDS: u64 = 300;
 /// What the worker says instead of a status where the registry wants no token, but the password.
@@ -182,7 +185,8 @@ pub(super) fn read(status: u16, body: &[u8]) -> Meaning {
                 return Meaning::Later("the answer of the registry's login holds no token".into());
             };
             let legal = token.bytes().all(|b| b.is_ascii_graphic());
-            if !legal || token.len() < ipc::vault::SECRET_BYTES_MIN {
+            let bytes = ipc::vault::SECRET_BYTES_MIN..=TOKEN_BYTES_MAX;
+            if !legal || !bytes.contains(&token.len()) {
                 return Meaning::Later("the registry's tokens are none that a header holds".into());
             }
             let seconds = answer["expires_in"].as_u64().unwrap_or(LIFE_SECONDS);
@@ -285,6 +289,7 @@ mod tests {
             Meaning::Unknown(_) => "unknown".to_owned(),
             Meaning::Later(_) => "later".to_owned(),
         };
+        let long = format!(r#"{{"token":"{}"}}"#, "x".repeat(TOKEN_BYTES_MAX + 1));
         for (status, body, expected) in [
             (200, r#"{"token":"TOKEN-CANARY"}"#, "Bearer TOKEN-CANARY Until(60s)"),
             (
@@ -295,6 +300,7 @@ mod tests {
             (NO_TOKEN, "Basic YTpiYmJiYmJiYg==", "Basic YTpiYmJiYmJiYg== Until(300s)"),
             (200, r#"{"token":"two\r\nlines-of-it"}"#, "later"),
             (200, r#"{"token":"short"}"#, "later"),
+            (200, &long, "later"),
             (200, "<html>", "later"),
             (401, "", "refused"),
             (403, "", "denied"),

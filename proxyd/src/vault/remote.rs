@@ -5,6 +5,7 @@
 mod aws;
 mod aws_answer;
 mod command;
+pub(super) mod lease;
 mod openbao;
 
 use policies::{AwsEntry, Backend, Entry, SecretRef};
@@ -69,7 +70,7 @@ impl Remote {
     pub fn input(&self, secret: &SecretRef) -> Result<Shown<'_>, VaultError> {
         match secret.backend {
             Backend::Exec => Ok(self.command(secret)?.input.as_ref().into()),
-            Backend::OpenBao => Ok(Shown::Login),
+            Backend::OpenBao | Backend::OpenBaoLease => Ok(Shown::Login),
             Backend::AwsSecrets => self.aws_keys(),
             Backend::AwsRole => self.aws_role_input(secret),
             Backend::Local | Backend::File => Err(asked_wrongly()),
@@ -87,7 +88,7 @@ impl Remote {
             Backend::OpenBao => Ok(openbao::read(self.server()?, &entry(secret)?, shown)),
             Backend::AwsSecrets => self.ask_aws_secret(secret, shown, now),
             Backend::AwsRole => self.ask_aws_role(secret, shown, now),
-            Backend::Local | Backend::File => Err(asked_wrongly()),
+            Backend::OpenBaoLease | Backend::Local | Backend::File => Err(asked_wrongly()),
         }
     }
 
@@ -141,7 +142,9 @@ impl Remote {
                 (_, None) => Meaning::Later(asked_wrongly().to_string()),
             },
             Backend::AwsRole => aws_answer::assumed(status, body, now),
-            Backend::Local | Backend::File => Meaning::Later(asked_wrongly().to_string()),
+            Backend::OpenBaoLease | Backend::Local | Backend::File => {
+                Meaning::Later(asked_wrongly().to_string())
+            }
         }
     }
 

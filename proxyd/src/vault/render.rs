@@ -6,10 +6,11 @@ use policies::Inject;
 use zeroize::Zeroizing;
 
 use super::child::Answer;
+use super::remote::lease;
 use super::secret::Secret;
 use super::wire::{Form, Reply, Scope};
 use super::{VaultError, certificate, registry, sigv4};
-use crate::scrub::forms;
+use crate::scrub::forms_behind;
 
 /// Where the value goes in a header template.
 const SLOT: &str = "{}";
@@ -24,6 +25,7 @@ pub(super) fn render(value: &Secret, form: &Form) -> Result<Secret, VaultError> 
         Form::Certificate => {
             Err(VaultError::Refused("a certificate's key goes into no request".into()))
         }
+        Form::Fields { named, form } => render(&lease::value(value, named)?, form),
         Form::Bare | Form::SigV4(_) => Ok(Secret::concat(&[value.expose_secret()])),
         Form::Basic { .. } => {
             let token = basic_token(value, form)?;
@@ -128,6 +130,9 @@ fn put_in(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
     if *form == Form::Certificate {
         return certificate::shown(value);
     }
+    if let Form::Fields { named, form } = form {
+        return put_in(&lease::value(value, named)?, form);
+    }
     let Form::SigV4(Scope { date, region, service }) = form else {
         return Ok(vec![render(value, form)?]);
     };
@@ -145,30 +150,50 @@ pub(super) fn add_needles(
     value: &Secret,
     form: &Form,
 ) -> Result<(), VaultError> {
-    needles.extend(texts(value, form)?.iter().flat_map(|text| forms(text.expose_secret())));
+    for Sent { text, before } in texts(value, form)? {
+        needles.extend(forms_behind(before, text.expose_secret()));
+    }
     Ok(())
+}
+
+/// A part of a value, or the whole, as it stands in a request.
+pub(super) struct Sent {
+    pub text: Secret,
+    /// The byte that stands before it, where there is one that is always the same.
+    before: Option<u8>,
 }
 
 /// What a request in that form holds of the value: itself, and the rendered text where it is not
 /// plain in that.
-pub(super) fn texts(value: &Secret, form: &Form) -> Result<Vec<Secret>, VaultError> {
-    let plain = |text: &[u8]| Secret::concat(&[text]);
+pub(super) fn texts(value: &Secret, form: &Form) -> Result<Vec<Sent>, VaultError> {
+    let plain = |text: &[u8], before| Sent { text: Secret::concat(&[text]), before };
+    // Between the name of a field and its value, and between a scheme and what goes with it.
+    let blank = Some(b' ');
     Ok(match form {
         // The key is in no request and no handshake, so no answer can hold it: it stays here.
         Form::Certificate => Vec::new(),
+        Form::Fields { named, form } => texts(&lease::value(value, named)?, form)?,
         Form::SigV4(_) => {
             // The secret key is in no request, so no answer can hold it: it stays here.
             let session = sigv4::parse(value)?.session;
-            Some(session).filter(|session| !session.is_empty()).map(plain).into_iter().collect()
+            let session = Some(session).filter(|session| !session.is_empty());
+            session.map(|session| plain(session, blank)).into_iter().collect()
         }
-        Form::Authorization => registry::parts(value),
-        Form::Bare | Form::Template { .. } => vec![plain(value.expose_secret())],
+        Form::Authorization => {
+            let parts = registry::parts(value).into_iter();
+            parts.map(|text| Sent { text, before: blank }).collect()
+        }
+        Form::Bare => vec![plain(value.expose_secret(), None)],
+        Form::Template { template } => {
+            let before = template.split(SLOT).next().and_then(|text| text.bytes().last());
+            vec![plain(value.expose_secret(), before.or(blank))]
+        }
         Form::Basic { .. } => {
             let token = basic_token(value, form)?;
             // Encoded again it may have lost its padding first, and another's words may follow.
             let text = token.expose_secret();
             let end = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
-            vec![plain(value.expose_secret()), plain(&text[..end])]
+            vec![plain(value.expose_secret(), Some(b':')), plain(&text[..end], blank)]
         }
     })
 }

@@ -69,6 +69,7 @@ CREATE TABLE IF NOT EXISTS token (
     PRIMARY KEY (name, granted)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS kept_key (one INTEGER PRIMARY KEY CHECK (one = 1), sealed BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS leased (id TEXT PRIMARY KEY, ends INTEGER NOT NULL) WITHOUT ROWID;
 ";
 
 /// The open vault.
@@ -357,6 +358,29 @@ impl Store {
             .map_err(failed("read"))?;
         let Some((ends, sealed)) = row else { return Ok(None) };
         Ok(Some((self.unseal(&["token", name, granted], ends, &sealed)?, ends)))
+    }
+
+    /// Notes that a server has made something that is to be revoked: its own name for it, and when
+    /// it ends by itself (seconds since 1970).
+    pub(super) fn keep_leased(&self, id: &str, ends: u64) -> Result<(), VaultError> {
+        self.db
+            .execute("INSERT OR REPLACE INTO leased VALUES (?1, ?2)", params![id, ends])
+            .map(drop)
+            .map_err(failed("write"))
+    }
+
+    /// It has ended.
+    pub(super) fn drop_leased(&self, id: &str) -> Result<(), VaultError> {
+        let dropped = self.db.execute("DELETE FROM leased WHERE id = ?1", [id]);
+        dropped.map(drop).map_err(failed("write"))
+    }
+
+    /// What has not ended as far as is known.
+    pub(super) fn leased(&self) -> Result<Vec<(String, u64)>, VaultError> {
+        let read = failed("read");
+        let mut statement = self.db.prepare("SELECT id, ends FROM leased").map_err(&read)?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(&read)?;
+        rows.collect::<Result<_, _>>().map_err(&read)
     }
 
     /// Notes that a secret was used, at most once a minute.

@@ -36,10 +36,15 @@ pub enum Request {
         /// What is wanted of a registry.
         #[serde(default)]
         access: Option<Access>,
+        /// On behalf of which lease, for what a server makes for each.
+        #[serde(default)]
+        lease: Option<String>,
         /// A token that the upstream refused: another one is wanted.
         #[serde(default)]
         refused: Option<u64>,
     },
+    /// A lease has ended: what was made for it is revoked. → [`Reply::Done`].
+    Forget { lease: String },
     /// A password for an upstream proxy: a secret that no policy names, for Basic.
     /// → [`Reply::Rendered`].
     Password { secret: String, user: String },
@@ -107,6 +112,8 @@ pub enum Form {
     /// Three parts: a key that signs for that day, region and service only; the access key's id;
     /// the session token, which may be empty.
     SigV4(Scope),
+    /// These fields of what a server has made, in that form.
+    Fields { named: Vec<String>, form: Box<Form> },
     /// What the key can sign with, two bytes each; then the certificate and its chain, DER. None
     /// of it is secret.
     Certificate,

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
+mod servers;
 mod upstream;
 
 use std::future::Future;
@@ -30,6 +31,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
+#[allow(unused_imports, reason = "each test binary uses its own part of this")]
+pub use servers::{answering, say};
 #[allow(unused_imports, reason = "each test binary uses its own part of this")]
 pub use upstream::{Identity, Upstream};
 
@@ -123,10 +126,10 @@ impl Proxyd {
     }
 
     /// Sends proxyd a signal that ends it, and waits for its end.
-    pub fn end(&mut self, signal: rustix::process::Signal) {
+    pub fn end(&mut self, signal: rustix::process::Signal) -> std::process::ExitStatus {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
-        self.child.wait().unwrap();
+        self.child.wait().unwrap()
     }
 
     /// Starts another one over the same state; it need not serve yet.
@@ -162,9 +165,7 @@ impl Proxyd {
     }
 
     pub async fn put_secret(&self, name: &str) {
-        let path = format!("/v1/secrets/{name}");
-        let value = Bytes::from_static(CANARY.as_bytes());
-        self.control().call(http::Method::PUT, &path, None, value).await.unwrap();
+        self.put(name, CANARY).await;
     }
 
     pub async fn ca_pem(&self) -> String {

@@ -62,11 +62,13 @@ pub(super) async fn run(
     let scope = asked.scope.as_deref();
     let (head, body) = ask(outbound, &get(url(scope), true), shown()).await?;
     if head.status == 401 && scope.is_some() {
-        // Some say that of a repository too: without one it is about the password.
+        // Some say that of a repository too: without one it is about the password, and whatever
+        // else than a refusal of that tells nothing of it.
         let (head, _) = ask(outbound, &get(url(None), true), shown()).await?;
-        if (200..300).contains(&head.status) {
-            return Ok((403, nothing()));
-        }
+        return Ok(match head.status {
+            200..300 => (403, nothing()),
+            other => (other, nothing()),
+        });
     }
     Ok((head.status, body))
 }

@@ -14,19 +14,21 @@ use crate::vault::secret::Secret;
 use crate::vault::wire::Fetched;
 use crate::vault::{VaultError, registry};
 
-pub(super) struct Flight {
+pub(in crate::vault) struct Flight {
     pub key: Key,
     /// The number of the value that was shown, where it is the store's.
     version: Option<u64>,
-    forced: bool,
-    begun: Instant,
-    waiters: Vec<Waiter>,
+    pub forced: bool,
+    pub begun: Instant,
+    pub waiters: Vec<Waiter>,
     /// What departs when this one has landed.
     keys: Vec<Key>,
     /// A kept login is to live on.
-    renewal: bool,
+    pub renewal: bool,
     /// It has been asked before, with a login that counted no more.
     again: bool,
+    /// Nobody may have what it brings any more.
+    pub unwanted: bool,
 }
 
 /// What a question is asked with.
@@ -35,7 +37,7 @@ enum Input {
     Needs(Key),
 }
 
-enum Landed {
+pub(in crate::vault) enum Landed {
     Kept,
     /// It is about a value that is no longer the secret's.
     Stale,
@@ -50,7 +52,7 @@ impl Child {
     }
 
     /// Has it fetched, unless that is under way; the waiter gets the answer.
-    pub(super) fn fly(
+    pub(in crate::vault) fn fly(
         &mut self,
         key: &Key,
         waiter: Option<&Waiter>,
@@ -73,7 +75,9 @@ impl Child {
         let (number, key, begun) = (self.mints.numbers, key.clone(), Instant::now());
         let waiters = waiter.cloned().into_iter().collect();
         let (version, keys, renewal, again) = (None, Vec::new(), false, false);
-        let flight = Flight { key, version, forced, begun, waiters, keys, renewal, again };
+        let unwanted = false;
+        let flight =
+            Flight { key, version, forced, begun, waiters, keys, renewal, again, unwanted };
         self.mints.flights.insert(number, flight);
         let departed = self.depart(number);
         if departed.is_err() {
@@ -98,8 +102,7 @@ impl Child {
                 Ok(())
             }
             Input::Has { version, value } => {
-                let renewal =
-                    key == Key::Login && self.mints.renewable.is_some() && self.mints.serves(&key);
+                let renewal = self.renews(&key, forced);
                 let ask = self.question(&key, &value, renewal)?;
                 self.workers.send(number, &ask)?;
                 if let Some(flight) = self.mints.flights.get_mut(&number) {
@@ -115,10 +118,20 @@ impl Child {
         }
     }
 
+    /// Whether what is kept is to live on, rather than to be had anew.
+    fn renews(&self, key: &Key, forced: bool) -> bool {
+        let can = match key {
+            Key::Login => self.mints.renewable.is_some(),
+            _ => !forced && self.leased.renews(key),
+        };
+        can && self.mints.serves(key)
+    }
+
     fn input(&mut self, key: &Key) -> Result<Input, VaultError> {
         let shown = match key {
             Key::Token(secret, _) => Shown::Secret(secret),
             Key::Value(secret) => self.backends.input(secret)?,
+            Key::Leased { .. } | Key::Revoke(_) => Shown::Login,
             Key::Login => self.backends.login_input()?,
             Key::AwsLogin => self.backends.aws_login_input()?,
         };
@@ -230,6 +243,11 @@ impl Child {
         body: Option<&Secret>,
     ) -> Result<Landed, VaultError> {
         let key = &flight.key;
+        match key {
+            Key::Leased { .. } => return self.land_leased(flight, fetched, body),
+            Key::Revoke(id) => return self.land_revocation(flight, id, fetched),
+            Key::Value(_) | Key::Token(..) | Key::Login | Key::AwsLogin => {}
+        }
         let stored = key.stored().map(|(secret, grant)| (secret.to_owned(), grant));
         if let Some((secret, _)) = &stored
             && Some(self.store.current(secret)?.0) != flight.version
@@ -268,19 +286,15 @@ impl Child {
                     let rotates = grant.kind == policies::GrantKind::RefreshToken;
                     self.keep_stored((&secret, grant), &value, rotated.filter(|_| rotates), life)?;
                 }
+                if *key == Key::Login && !flight.renewal {
+                    self.logged_in(&value);
+                }
                 self.mints.keep(key.clone(), value, life, flight.begun, flight.forced);
                 Ok(Landed::Kept)
             }
             Meaning::Refused(reason) | Meaning::Unknown(reason) => {
                 let Some((secret, _)) = stored else {
-                    // It was withdrawn: what was had before counts no more.
-                    self.mints.refuse(key, &reason);
-                    ipc::say::line(format_args!(
-                        "proxyd vault: {} is refused: {reason}",
-                        key.secret()
-                    ));
-                    let error = self.mints.waits(key);
-                    return Err(error.unwrap_or(VaultError::Unavailable(reason)));
+                    return Err(self.refused(key, &reason));
                 };
                 let version = flight.version.unwrap_or_default();
                 self.store.need_login(&secret, version, &reason)?;
@@ -297,10 +311,26 @@ impl Child {
         }
     }
 
+    /// Whoever keeps it refuses it: it was withdrawn, and what was had before counts no more.
+    pub(in crate::vault) fn refused(&mut self, key: &Key, reason: &str) -> VaultError {
+        self.mints.refuse(key, reason);
+        ipc::say::line(format_args!("proxyd vault: {} is refused: {reason}", key.secret()));
+        self.mints.waits(key).unwrap_or_else(|| VaultError::Unavailable(reason.to_owned()))
+    }
+
+    /// A token takes the place of the kept one, unless it is the same.
+    fn logged_in(&mut self, token: &Secret) {
+        let kept = self.mints.kept.get(&Key::Login);
+        if kept.is_none_or(|kept| kept.value.expose_secret() != token.expose_secret()) {
+            self.login_replaced(kept.map_or_else(Instant::now, |kept| kept.end));
+        }
+    }
+
     /// Whether another login may make the difference: the kept one is given up then.
-    fn is_to_blame(&mut self, login: &Key, flight: &Flight) -> bool {
+    pub(in crate::vault) fn is_to_blame(&mut self, login: &Key, flight: &Flight) -> bool {
         let shown = match &flight.key {
             Key::Value(secret) => self.backends.input(secret).ok(),
+            Key::Leased { .. } | Key::Revoke(_) => Some(Shown::Login),
             Key::Login | Key::AwsLogin | Key::Token(..) => None,
         };
         let asked_with = match shown {
@@ -350,6 +380,7 @@ impl Child {
         let now = (self.clock)();
         match key {
             Key::Value(secret) => self.backends.ask(secret, value, now),
+            Key::Leased { .. } | Key::Revoke(_) => self.leased_question(key, value, renewal),
             Key::AwsLogin => self.backends.ask_aws_login(value),
             Key::Login => {
                 let kept = self.mints.kept.get(key).filter(|_| renewal);
@@ -370,6 +401,9 @@ impl Child {
             Key::Value(secret) => self.backends.read(secret, status, body, now),
             Key::Token(..) if flight.key.is_for_registry() => registry::read(status, body),
             Key::Token(..) => crate::vault::oauth::read(status, body, now),
+            Key::Leased { .. } | Key::Revoke(_) => {
+                Meaning::Later("what is made for leases is read elsewhere".to_owned())
+            }
             Key::AwsLogin => self.backends.read_aws_login(status, body, now),
             Key::Login => {
                 let shown = match self.input(&Key::Login) {

@@ -48,7 +48,7 @@ pub(super) fn read(server: &OpenBao, entry: &Entry<'_>, token: &Secret) -> Ask {
     ask(server, "GET", &format!("{mount}/data{path}{version}"), Some(token), None)
 }
 
-fn ask(
+pub(super) fn ask(
     server: &OpenBao,
     method: &str,
     path: &str,
@@ -133,7 +133,7 @@ pub(super) fn value(server: &OpenBao, entry: &Entry<'_>, status: u16, body: &[u8
     }
 }
 
-fn refused(what: &str, status: u16) -> Option<Meaning> {
+pub(super) fn refused(what: &str, status: u16) -> Option<Meaning> {
     let reason = format!("the OpenBao server answers a {what} with {status}");
     Some(match status {
         200..=299 => return None,
