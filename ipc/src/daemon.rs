@@ -3,6 +3,8 @@
 //! A listening socket comes from systemd (sd_listen_fds(3), matched by name) or is bound here in a
 //! directory that only this user can enter, so there is no moment at which it is open to others.
 
+mod hold;
+
 use std::ffi::OsString;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -10,6 +12,8 @@ use std::process::Command;
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+pub use hold::{HoldError, Holder, hold};
 
 /// How to execute this program again in another role: `cleanhands` links all daemons and needs
 /// the daemon's name first, the packaged daemons need nothing.
