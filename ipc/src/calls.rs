@@ -2,7 +2,8 @@
 //! sandboxd's of a sandbox's commands, proxyd's of the operator's commands.
 //!
 //! One list, so that both know the same calls of a new kernel or a new C library. Each filter adds
-//! what it lets its own programs do beyond, and judges the calls that some arguments make dangerous.
+//! what it lets its own programs do beyond, and judges the calls that some arguments make
+//! dangerous.
 //! What is put here is given to both: no look into other processes, no namespace, no mount, nothing
 //! of the kernel's own machinery.
 
