@@ -1,7 +1,5 @@
 //! Promise: what the model is asked and what a client reads back is the log: whole, in order, each
 //! result with its call, and nobody else's.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::api::Api;
 use cleanhands_tests::installation::{DAEMONS, Installation, Setup};
 use cleanhands_tests::origin::{Origin, Request, ok};

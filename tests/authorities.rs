@@ -1,7 +1,5 @@
 //! Promise: the certificate authority can be replaced at any time, and nobody notices: neither what
 //! lives in sandboxes and containers, nor what begins afterwards.
-#![allow(clippy::unwrap_used)]
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,7 +1,5 @@
 //! Promise: a changed policy takes effect at once: what it takes back ends, what it adds counts,
 //! and nothing else notices.
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 use std::process::{Child, Stdio};
 

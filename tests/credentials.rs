@@ -1,7 +1,5 @@
 //! Promise: what an upstream gives back, and whatever a sandbox reads of itself and of the daemons,
 //! never holds a credential; a placeholder gives way to the value or goes nowhere.
-#![allow(clippy::unwrap_used)]
-
 use std::io::Write;
 
 use base64::Engine;

@@ -1,7 +1,5 @@
 //! Promise: whoever is refused learns at once what was refused, by which rule and what would change
 //! it, in words that his own program prints; and nobody waits.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::installation::Installation;
 use cleanhands_tests::origin::Origin;
 use ipc::vault::{AuditKind, AuditRecord};

@@ -1,6 +1,4 @@
 //! Promise: nothing leaves a sandbox but what its policy file allows, and a denial says why.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::installation::{Installation, Setup};
 use cleanhands_tests::upstream::Upstream;
 

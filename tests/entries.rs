@@ -1,7 +1,5 @@
 //! Promise: whichever way a request comes in, the same rule judges it, and whatever comes in, it
 //! ends nothing but itself.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::installation::Installation;
 use cleanhands_tests::origin::Origin;
 use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, Opened, VERSION};

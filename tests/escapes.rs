@@ -1,6 +1,4 @@
 //! Promise: no socket, signal, odd system call or other entry to the kernel leads out of a sandbox.
-#![allow(clippy::unwrap_used)]
-
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};

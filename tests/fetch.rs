@@ -1,7 +1,5 @@
 //! Promise: `web_fetch` reaches what the environment's policy allows, by the way of everything
 //! else, and what comes back is bounded and readable.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::api::{Api, tool_results};
 use cleanhands_tests::installation::{Installation, Setup};
 use cleanhands_tests::origin::{Origin, Request, ok};

@@ -1,7 +1,5 @@
 //! Promise: HTTP that a sandbox makes up is judged request by request, and what is allowed arrives
 //! as it was sent, with its credential, whatever its method and size.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::installation::{Installation, Setup};
 use cleanhands_tests::origin::{Origin, ok};
 

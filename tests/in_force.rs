@@ -1,7 +1,5 @@
 //! Promise: the command says which state of the files each daemon goes by, and when that is not the
 //! state in which they are.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::installation::{DAEMONS, Installation, Setup};
 use cleanhands_tests::wait;
 use serde_json::Value;

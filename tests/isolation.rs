@@ -1,6 +1,4 @@
 //! Promise: what runs in a sandbox sees and reaches nothing of the host, whatever it tries.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::installation::{Installation, Setup};
 
 const POLICY: &str = "[sandbox]\nroot = \"host\"\n";

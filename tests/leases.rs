@@ -1,7 +1,5 @@
 //! Promise: what is no sandbox (containers, virtual machines, CI jobs) comes in by a lease: under a
 //! policy, on somebody's behalf, for a time, and by nobody else's token.
-#![allow(clippy::unwrap_used)]
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 

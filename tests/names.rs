@@ -1,7 +1,5 @@
 //! Promise: a name inside a sandbox stands for what proxyd says, an address for nothing that the
 //! policy does not list, and nothing that the sandbox writes or spells changes that.
-#![allow(clippy::unwrap_used)]
-
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 
 use cleanhands_tests::installation::{Installation, Setup};

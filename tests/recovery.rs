@@ -1,6 +1,4 @@
 //! Promise: any daemon may die at any moment; the history stays true and no tool runs twice.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::api::{Api, tool_results};
 use cleanhands_tests::installation::{Installation, Setup};
 use cleanhands_tests::upstream::Upstream;

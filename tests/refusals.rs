@@ -1,7 +1,5 @@
 //! Promise: whoever reads the result of a failed command reads why its way out refused something,
 //! whatever the client printed.
-#![allow(clippy::unwrap_used)]
-
 use cleanhands_tests::api::{Api, tool_results};
 use cleanhands_tests::installation::{Installation, Setup};
 use cleanhands_tests::upstream::Upstream;

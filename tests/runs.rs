@@ -1,6 +1,4 @@
 //! Promise: whoever gives agents tasks at the same moment gets an answer to each.
-#![allow(clippy::unwrap_used)]
-
 use std::process::Stdio;
 
 use cleanhands_tests::installation::{Installation, Setup};

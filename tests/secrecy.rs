@@ -1,7 +1,5 @@
 //! Promise: a credential is in the vault, and for an exchange's seconds in the traffic process; the
 //! sandbox, the log, the audit, every other file and every environment never have it.
-#![allow(clippy::unwrap_used)]
-
 use base64::Engine;
 use cleanhands_tests::api::{Api, tool_results};
 use cleanhands_tests::installation::{DAEMONS, Installation, Setup};

@@ -1,6 +1,4 @@
 //! Promise: a session and the whole log can be carried off while everything runs, and read again.
-#![allow(clippy::unwrap_used)]
-
 use std::process::{Output, Stdio};
 
 use cleanhands_tests::api::Api;

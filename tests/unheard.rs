@@ -1,6 +1,4 @@
 //! Promise: a log that nobody can read ends no daemon and fails no call.
-#![allow(clippy::unwrap_used)]
-
 use std::process::{Command, Stdio};
 
 use cleanhands_tests::installation::{DAEMONS, Installation, Setup, program};

@@ -1,6 +1,4 @@
 //! What the holder of a lease says while proxyd is away, or refuses to open the lease again.
-#![allow(clippy::unwrap_used)]
-
 use std::process::Stdio;
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! What becomes of a connection, by name and port alone: read where some rule needs to see its
 //! requests, passed on unread where none does, whatever shapes the rules have and however they
 //! overlap.
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
 use policies::{ConnectDecision, Decision, EgressRequest, Host, PolicySet, Scheme};
 
 const CREDENTIAL: &str = "[credentials.c]\nsecret = \"local:c\"\ninject = { bearer = true }\n";

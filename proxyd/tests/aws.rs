@@ -1,15 +1,11 @@
 //! AWS as a keeper of secrets and of keys: every way to the vault's own keys, secrets that are
 //! replaced there, roles whose keys sign for a sandbox; and what ends in a refusal instead.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::*;
 use bytes::Bytes;
 use ipc::vault::SecretInfo;
-use support::*;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 const POLICY: &str = r#"

@@ -3,17 +3,13 @@
 //!
 //! Bounds are for a day, so that what comes back while a test runs changes nothing.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::*;
 use bytes::Bytes;
 use ipc::id::LeaseId;
 use ipc::vault::{AuditKind, AuditRecord};
-use support::*;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;

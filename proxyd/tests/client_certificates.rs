@@ -1,24 +1,18 @@
 //! Certificates that policies open connections with: to whom they are shown, on which connections,
 //! and what is told where one is not to be had or not liked.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-#[path = "support/corporate.rs"]
-mod corporate;
-mod support;
-
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use crate::corporate::{Corporate, forwards};
+use crate::support::*;
 use bytes::Bytes;
-use corporate::{Corporate, forwards};
 use ipc::vault::{AuditKind, SecretInfo};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::version::{TLS12, TLS13};
 use rustls::{HandshakeKind, SupportedProtocolVersion};
-use support::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;

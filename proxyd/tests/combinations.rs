@@ -1,11 +1,7 @@
 //! HTTP/1.1 and HTTP/2 on either leg: bodies, trailers and denials in all combinations.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use bytes::Bytes;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -49,7 +45,7 @@ async fn post_h1(lease: &Lease, body: &[u8]) -> (String, Vec<u8>) {
         write.flush().await.unwrap();
     };
     let download = async {
-        let head = support::head(&mut read).await;
+        let head = crate::support::head(&mut read).await;
         let mut body = Vec::new();
         match field(&head, "content-length") {
             Some(digits) => {

@@ -1,14 +1,10 @@
 //! Secrets that a command of the operator's writes: one run for all who wait, nothing of proxyd's
 //! in its reach, and nothing leaves where it fails.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::*;
 use bytes::Bytes;
-use support::*;
 use tokio::io::AsyncWriteExt;
 
 const POLICY: &str = r#"

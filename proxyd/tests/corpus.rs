@@ -1,7 +1,5 @@
 //! The kept corpus of the fuzz targets, replayed: what once broke a parser does not break it again.
 
-#![allow(clippy::unwrap_used, reason = "a corpus that cannot be read fails the test")]
-
 use proxyd::fuzzing;
 
 /// Hands every kept input of a target to it.

@@ -1,16 +1,12 @@
 //! Whoever goes away: a client that closes ends its request, one that only stops talking gets its
 //! answer, and what was cut does not end as if it were whole.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use crate::support::*;
 use ipc::lease::{Descriptor, Holder};
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};

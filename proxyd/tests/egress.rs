@@ -1,14 +1,10 @@
 //! What goes out and what comes back: injection, denials, and the name checks, over real sockets
 //! and real TLS.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::process::Command;
 
+use crate::support::*;
 use ipc::vault::{AuditKind, AuditRecord};
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const H1: &[&[u8]] = &[b"http/1.1"];

@@ -1,14 +1,10 @@
 //! Secrets in files: a new value is used without anybody being told, also when a link is moved.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use support::*;
+use crate::support::*;
 use tokio::io::AsyncWriteExt;
 
 fn policy(path: &Path) -> String {

@@ -1,15 +1,11 @@
 //! Protocols in which the server speaks first: what policy allows waits for nobody's word, and what
 //! it does not allow ends without one.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 
+use crate::support::*;
 use ipc::lease::{Descriptor, Holder};
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

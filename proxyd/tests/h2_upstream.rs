@@ -1,18 +1,14 @@
 //! What the relay makes of an upstream's HTTP/2: shared connections, limits, refusals, resets.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::*;
 use bytes::Bytes;
 use h2::Reason;
 use h2::client::SendRequest;
 use h2::server::SendResponse;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Barrier;

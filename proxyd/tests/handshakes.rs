@@ -1,16 +1,12 @@
 //! The TLS that proxyd ends, as clients of both versions meet it: sessions resume, and nobody waits
 //! for words that are held back.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::*;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{CipherSuite, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
-use support::*;
 use tokio::io::AsyncWriteExt;
 use tokio_rustls::TlsConnector;
 

@@ -1,11 +1,7 @@
 //! The audit outlives a killed proxyd, and denials cannot fill the disk.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use ipc::vault::{AuditKind, ChainReport};
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 

@@ -1,18 +1,14 @@
 //! A sandbox's lease: sockets handed over, names answered, connections judged by where they went.
 //! The sockets live on loopback here; whole sandboxes are tested elsewhere.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use crate::support::*;
 use ipc::id::{CallId, SessionId};
 use ipc::lease::{Descriptor, Holder, LeaseRequest, Open};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::Ipv6RecvPacketInfo;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 

@@ -1,17 +1,13 @@
 //! What one lease may use up, and what it cannot hide by asking often.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::net::{Ipv6Addr, SocketAddr};
 
+use crate::support::*;
 use bytes::Bytes;
 use ipc::lease::{Descriptor, Holder};
 use ipc::vault::AuditPage;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::Ipv6RecvPacketInfo;
-use support::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UdpSocket;
 

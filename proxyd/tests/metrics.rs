@@ -1,11 +1,7 @@
 //! What the metrics say is what happened.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use bytes::Bytes;
-use support::*;
 use tokio::io::AsyncWriteExt;
 
 const H1: &[&[u8]] = &[b"http/1.1"];

@@ -1,15 +1,11 @@
 //! Secrets that an OpenBao server keeps: one login for all, renewed while it is used, had again
 //! where it counts no more; what is gone serves no longer, what cannot be asked for serves a while.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-#[path = "openbao/leases.rs"]
 mod leases;
-mod support;
 
 use std::sync::{Arc, Mutex};
 
-use support::*;
+use crate::support::*;
 
 const POLICY: &str = r#"
 [[egress.allow]]

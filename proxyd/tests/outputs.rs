@@ -1,15 +1,11 @@
 //! What a tool has put out is masked of all that the vault knows before it is kept, also of what
 //! never leaves the vault; and whoever asks for that learns nothing by guessing.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use ipc::vault::{ScrubReply, ScrubRequest};
-use support::*;
 use tokio::io::AsyncWriteExt;
 
 const REFRESH: &str = "REFRESH-CANARY-41f0c2";

@@ -1,12 +1,8 @@
 //! Requests that ask to be taken for something else than they are, in ways that many servers
 //! honour.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use http::StatusCode;
-use support::*;
 
 const RULES: &str = r#"
 [[egress.allow]]

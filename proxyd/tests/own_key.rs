@@ -1,13 +1,9 @@
 //! The vault's own key is no secret that a policy could have sent, wherever it lies.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use support::*;
+use crate::support::*;
 use tokio::io::AsyncWriteExt;
 
 /// A key that would go into a header as it stands.

@@ -1,15 +1,11 @@
 //! A rule that asks: what it allows waits for an operator, bounded, and leaves only by a yes.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use ipc::fault::{Code, Fault};
 use ipc::id::LeaseId;
 use ipc::peer::Principal;
 use ipc::question::{Answered, Question, QuestionPage, Reply, Verdict};
 use ipc::vault::{AuditKind, AuditRecord};
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

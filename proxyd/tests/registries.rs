@@ -1,16 +1,12 @@
 //! Image registries: proxyd has their tokens itself, shows the password to no server that the
 //! operator has not named, and answers clients that ask for tokens on their own with placeholders.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use crate::support::*;
 use bytes::Bytes;
 use ipc::vault::SecretInfo;
-use support::*;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 const H1: &[&[u8]] = &[b"http/1.1"];

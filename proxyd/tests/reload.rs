@@ -1,13 +1,9 @@
 //! A changed policy ends the flows that it no longer allows, of every kind, and no others.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::*;
 use bytes::Bytes;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;

@@ -1,16 +1,10 @@
 //! One resolution, and only for names that a rule allowed: what a name server says first is
 //! checked and dialled, what it says next is not asked for, and no question carries anything out.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-#[path = "support/nameserver.rs"]
-mod nameserver;
-mod support;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use nameserver::NameServer;
-use support::*;
+use crate::nameserver::NameServer;
+use crate::support::*;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const A: u16 = 1;

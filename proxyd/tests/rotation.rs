@@ -1,15 +1,11 @@
 //! The certificate authority is replaced under open leases: real TLS clients that trust what they
 //! were told when their lease began, and nothing else.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod support;
-
+use crate::support::{Lease, POLICY, Proxyd, Upstream, client_config, echo_h1, timely, until};
 use bytes::Bytes;
 use ipc::id::LeaseId;
 use ipc::vault::{AuditKind, CertificateAuthority};
 use rustls::pki_types::ServerName;
-use support::{Lease, POLICY, Proxyd, Upstream, client_config, echo_h1, timely, until};
 use tokio_rustls::TlsConnector;
 
 async fn started() -> (Proxyd, Upstream) {

@@ -1,19 +1,15 @@
 //! Where a value may be while proxyd works, and where it may never come back: every form in which
 //! an upstream can return it, memory after the last exchange, files, and the vault's death.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::support::*;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use ipc::vault::Health;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const H1: &[&[u8]] = &[b"http/1.1"];
@@ -26,7 +22,7 @@ async fn answering(head: &str, body: Vec<u8>, size: usize) -> Upstream {
     Upstream::tls("api.test", H1, move |mut stream| {
         let answer = answer.clone();
         async move {
-            support::head(&mut stream).await;
+            crate::support::head(&mut stream).await;
             for piece in answer.chunks(size) {
                 if stream.write_all(piece).await.is_err() || stream.flush().await.is_err() {
                     return;

@@ -1,14 +1,10 @@
 //! Bodies in which the credential has a part, over real sockets: chunks that are signed again,
 //! bodies that are held back to be hashed or to have a placeholder replaced.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::*;
 use bytes::Bytes;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const POLICY: &str = r#"
@@ -192,7 +188,7 @@ async fn a_body_that_is_held_back_is_asked_for_and_one_that_is_too_long_goes_now
         )
     };
     stream.write_all(head(27).as_bytes()).await.unwrap();
-    let leave = timely(support::head(&mut stream)).await;
+    let leave = timely(crate::support::head(&mut stream)).await;
     assert!(leave.starts_with("HTTP/1.1 100 "), "{leave}");
     stream.write_all(b"Action=GetCallerIdentity&V=").await.unwrap();
     let (answer, _) = timely(response(&mut stream)).await;
@@ -267,7 +263,7 @@ async fn bodies_held_back_at_once_have_a_bound_and_what_ends_makes_room_for_othe
     for host in ["body.test", "aws.test", "body.test"] {
         let mut stream = scene.lease.h1(host).await;
         stream.write_all(to(host, &announced).as_bytes()).await.unwrap();
-        let leave = timely(support::head(&mut stream)).await;
+        let leave = timely(crate::support::head(&mut stream)).await;
         assert!(leave.starts_with("HTTP/1.1 100 "), "{leave}");
         held.push(stream);
     }
@@ -310,7 +306,7 @@ async fn bodies_held_back_at_once_have_a_bound_and_what_ends_makes_room_for_othe
 async fn in_pieces(lease: &Lease, head: &str, body: &[u8]) -> String {
     let mut stream = lease.h1("body.test").await;
     stream.write_all(head.as_bytes()).await.unwrap();
-    let leave = timely(support::head(&mut stream)).await;
+    let leave = timely(crate::support::head(&mut stream)).await;
     assert!(leave.starts_with("HTTP/1.1 100 "), "{leave}");
     let (mut reader, mut writer) = tokio::io::split(stream);
     // Whoever refuses reads no further. TLS may keep the last bytes until it is told to flush.

@@ -1,11 +1,7 @@
 //! One host in every spelling and by every way in gets one decision, and the upstream reads the
 //! name that was judged; another host behind it gets none.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
-use support::*;
+use crate::support::*;
 use tokio::io::AsyncWriteExt;
 
 const H1: &[&[u8]] = &[b"http/1.1"];

@@ -1,16 +1,12 @@
 //! Tokens that are had for secrets: one flight for all who wait, nothing lost by a crash, one
 //! repetition after a 401, and an end where the server refuses for good.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::*;
 use bytes::Bytes;
 use ipc::vault::SecretInfo;
 use rustix::process::{Pid, Signal, kill_process};
-use support::*;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

@@ -1,12 +1,8 @@
 //! Whose certificate a client sees: the upstream's own where no rule needs to see requests, one of
 //! proxyd's where one does.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use rustls::pki_types::ServerName;
-use support::*;
 use tokio::io::AsyncWriteExt;
 use tokio_rustls::TlsConnector;
 

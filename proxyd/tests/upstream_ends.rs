@@ -1,16 +1,12 @@
 //! What is left of connections of which an upstream has ended a part.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::*;
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;

@@ -1,8 +1,6 @@
 //! The vault child as a process, over its real socket: what it answers, how it is confined, how
 //! it ends. The messages are written by hand, as proxyd's other process writes them.
 
-#![allow(clippy::unwrap_used)]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;

@@ -1,19 +1,13 @@
 //! The way out by the operator's table: a corporate proxy, CAs and certificates of one's own,
 //! limits for a host, and changes while proxyd runs.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-#[path = "support/corporate.rs"]
-mod corporate;
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::corporate::{Corporate, Manner, corporate, forwards, table};
+use crate::support::*;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use corporate::{Corporate, Manner, corporate, forwards, table};
 use ipc::vault::AuditKind;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const H1: &[&[u8]] = &[b"http/1.1"];

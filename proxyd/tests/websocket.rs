@@ -1,15 +1,11 @@
 //! WebSocket and other upgraded connections: frames pass as they are, both ends close on their
 //! own, placeholders do not go out in them, over HTTP/1.1 and HTTP/2.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::*;
 use bytes::Bytes;
 use h2::client::SendRequest;
-use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;

@@ -1,15 +1,11 @@
 //! How much a peer of HTTP/2 may send before it is read, on both legs: large windows while the
 //! lease has memory for them, the smallest there are beyond that.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::*;
 use bytes::Bytes;
-use support::*;
 
 const LEAST: usize = 65_535;
 const CLIENTS_WINDOW: usize = 256 * 1024;

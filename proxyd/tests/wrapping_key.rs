@@ -1,13 +1,9 @@
 //! The key around the vault's data key is replaced: at an operator's word, at a start with another
 //! source, and by a proxyd that is killed meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
-
-mod support;
-
+use crate::support::*;
 use bytes::Bytes;
 use ipc::vault::SecretInfo;
-use support::*;
 
 #[derive(serde::Deserialize)]
 struct Listed {

@@ -3,13 +3,9 @@
 //! Each test starts a zygote of its own from the built daemon. They run as root (each cell under a
 //! host uid of its own) and as an ordinary user (all under that user) alike.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod cells {
-    pub mod confinement;
-    pub mod egress;
-    pub mod life;
-    pub mod refusal;
-    pub mod support;
-    pub mod trust;
-}
+mod confinement;
+mod egress;
+mod life;
+mod refusal;
+mod support;
+mod trust;

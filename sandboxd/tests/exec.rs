@@ -1,18 +1,14 @@
 //! The exec socket: a command on the client's own descriptors, and directories shown as workspaces.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
-mod support;
-
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::support::{Daemon, text, wait_until};
 use ipc::fault::Code;
 use ipc::fd::Channel;
 use ipc::id::SessionId;
 use ipc::sandbox::{ExecReply, ExecRequest, Outcome};
 use serde_json::json;
-use support::{Daemon, text, wait_until};
 
 struct Client {
     channel: Channel,

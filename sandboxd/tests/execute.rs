@@ -1,15 +1,13 @@
 //! The daemon itself, its sockets and real sandboxes, with a stand-in for proxyd's lease socket.
 
-mod support;
-
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::{Daemon, FakeProxyd, text, wait_until};
 use ipc::fault::Code;
 use ipc::id::{CallId, SessionId};
 use ipc::sandbox::{CallReport, Outcome};
 use serde_json::json;
-use support::{Daemon, FakeProxyd, text, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_tools_of_a_session_share_one_sandbox_made_by_the_first() {
@@ -95,7 +93,7 @@ async fn a_sandbox_killed_under_a_call_is_outcome_unknown_and_the_workspace_surv
 
     let (receipt, ()) = tokio::join!(daemon.execute(&call), async {
         let sandbox = daemon.sandbox_with("begun").await;
-        support::kill(sandbox.pid);
+        crate::support::kill(sandbox.pid);
     });
     let receipt = receipt.unwrap();
     let after = daemon.bash(&session, "cat begun; ls").await;

@@ -1,12 +1,8 @@
 //! What is broken, full or not to be had: told with its reason, and nothing that was said is lost.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
-mod support;
-
+use crate::support::{Daemon, text, wait_until};
 use ipc::fault::Code;
 use ipc::id::SessionId;
 use ipc::sandbox::{CallReport, Health, Outcome};
-use support::{Daemon, text, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_the_zygote_ends_the_daemon_and_the_next_one_knows_what_ran() {
@@ -17,7 +13,7 @@ async fn the_end_of_the_zygote_ends_the_daemon_and_the_next_one_knows_what_ran()
 
     let (running, status) = tokio::join!(Daemon::execute_with(&client, &call), async {
         daemon.sandbox_with("begun").await;
-        support::kill(zygote_of(daemon.pid().await));
+        crate::support::kill(zygote_of(daemon.pid().await));
         daemon.ended().await
     });
     daemon.restart().await;
@@ -68,7 +64,7 @@ async fn a_full_disk_refuses_calls_and_loses_nothing_that_was_acknowledged() {
     assert_eq!((text(&late_receipt), late_receipt.exit_code), ("2\n", Some(0)));
 
     let before = daemon.pid().await;
-    support::kill(before);
+    crate::support::kill(before);
     wait_until("the next daemon serves", || async {
         daemon.client().get::<Health>("/v1/health").await.is_ok_and(|next| next.pid != before)
     })

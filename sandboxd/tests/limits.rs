@@ -1,12 +1,8 @@
 //! What a call that reached a limit is told, and what each call used.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
-mod support;
-
+use crate::support::{Daemon, text};
 use ipc::id::SessionId;
 use ipc::sandbox::{Limit, Outcome, Receipt};
 use serde_json::json;
-use support::{Daemon, text};
 
 /// Runs a command in an environment whose sandbox is this.
 async fn run_in(daemon: &Daemon, sandbox: &str, command: &str, timeout_ms: u64) -> Receipt {

@@ -1,13 +1,9 @@
 //! What a policy may show of the host: no directory of the daemons', and none that a command chose.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{Daemon, text};
 use ipc::id::SessionId;
 use ipc::sandbox::Outcome;
-use support::{Daemon, text};
 
 /// What a call says in a sandbox whose policy is this table.
 async fn told(daemon: &Daemon, sandbox: &str, command: &str) -> (Outcome, String) {

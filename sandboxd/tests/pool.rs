@@ -1,11 +1,7 @@
 //! Half-made sandboxes: used by one session, made again, given back, never stale.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
-mod support;
-
+use crate::support::{Daemon, text, wait_until};
 use ipc::id::SessionId;
 use ipc::sandbox::{Outcome, Receipt};
-use support::{Daemon, text, wait_until};
 
 /// Waits until so many sandboxes are ready, and as many leases are open as that and those that
 /// live.

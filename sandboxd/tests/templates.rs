@@ -1,17 +1,11 @@
 //! Roots from OCI image layouts, and layers that setup commands fill: made once, shared, whole or
 //! not there.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
-#[path = "support/image.rs"]
-mod image;
-mod support;
-
 use std::path::{Path, PathBuf};
 
-use image::{Layer, Packing, layout, system};
+use crate::image::{Layer, Packing, layout, system};
+use crate::support::{Daemon, text};
 use ipc::id::SessionId;
 use ipc::sandbox::{Outcome, Receipt};
-use support::{Daemon, text};
 
 async fn run(daemon: &Daemon, environment: &str, command: &str) -> Receipt {
     let mut call = daemon.bash_request(&SessionId::random(), command);
@@ -70,7 +64,7 @@ async fn an_image_is_unpacked_once_and_shown_with_its_layers_in_order_and_its_va
 async fn an_image_with_a_changed_layer_is_refused_and_nothing_of_it_is_kept() {
     let daemon = Daemon::start().await;
     let directory = imaged(&daemon, Vec::new());
-    let blob = image::largest_blob(directory.path());
+    let blob = crate::image::largest_blob(directory.path());
     let mut bytes = std::fs::read(&blob).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -81,8 +75,10 @@ async fn an_image_with_a_changed_layer_is_refused_and_nothing_of_it_is_kept() {
     let said = text(&refused);
     assert_eq!(refused.outcome, Outcome::Refused, "{said}");
     assert!(said.contains("layer sha256:") && said.contains("image /"), "{said}");
-    support::wait_until("the half made template goes", async || templates(&daemon).is_empty())
-        .await;
+    crate::support::wait_until("the half made template goes", async || {
+        templates(&daemon).is_empty()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,12 +273,13 @@ async fn a_build_that_takes_too_long_or_is_killed_leaves_nothing_that_is_used() 
         let made = templates(daemon);
         made.iter().any(|path| path.join("upper/opt/half").exists())
     };
-    support::wait_until("the build begins", async || half(&daemon)).await;
+    crate::support::wait_until("the build begins", async || half(&daemon)).await;
 
     daemon.kill_hard();
     daemon.restart().await;
     let _ = waiting.await;
-    support::wait_until("what was half made goes", async || templates(&daemon).is_empty()).await;
+    crate::support::wait_until("what was half made goes", async || templates(&daemon).is_empty())
+        .await;
     daemon.policy("built", "setup = [\"[ ! -e /opt/half ] && echo whole > /opt/whole\"]");
     let after = run(&daemon, "built", "cat /opt/*").await;
 
