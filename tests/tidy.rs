@@ -378,9 +378,11 @@ fn everything() -> Vec<(String, String)> {
     while let Some(folder) = open.pop() {
         for entry in std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap()) {
             let (path, kind) = (entry.path(), entry.file_type().unwrap());
+            // A file of git's own, where the checkout is one of several work trees.
+            let passed = ["Cargo.lock", ".git"].iter().any(|name| entry.file_name() == *name);
             if kind.is_dir() && folder != root() && entry.file_name() != "target" {
                 open.push(path);
-            } else if kind.is_file() && entry.file_name() != "Cargo.lock" {
+            } else if kind.is_file() && !passed {
                 let shown = path.strip_prefix(root()).unwrap().display().to_string();
                 let bytes = std::fs::read(&path).unwrap();
                 found.push((shown, String::from_utf8_lossy(&bytes).into_owned()));

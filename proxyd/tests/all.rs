@@ -1,5 +1,6 @@
-//! What proxyd does, from outside: one program, since each more costs a link of all that the daemon is
-//! made of. Tests that change their own process (its network, its limits) stay programs of their own.
+//! What proxyd does, from outside: one program, since each more costs a link of all that the
+//! daemon is made of. Tests that change their own process (its network, its limits) stay programs
+//! of their own.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
 mod aws;

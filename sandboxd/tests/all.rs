@@ -1,5 +1,5 @@
-//! What sandboxd does, from outside: one program, since each more costs a link of all that the daemon
-//! is made of.
+//! What sandboxd does, from outside: one program, since each more costs a link of all that the
+//! daemon is made of.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so")]
 
 mod cells;
