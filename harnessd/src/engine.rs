@@ -154,9 +154,15 @@ impl Engine {
     }
 
     /// Removes a session, its sandboxes and its workspace. Refused while it runs.
-    pub async fn delete(&self, session: &SessionId, by: &str) -> Result<Tombstone, Fault> {
+    /// `given`: the hand keeps something for it, whether it ran or not.
+    pub async fn delete(
+        &self,
+        session: &SessionId,
+        by: &str,
+        given: bool,
+    ) -> Result<Tombstone, Fault> {
         let _ownership = self.take_quiet(session).await?;
-        if fold::load(&self.parts.log, session).await?.used_sandbox {
+        if given || fold::load(&self.parts.log, session).await?.used_sandbox {
             self.parts.hand.forget(session).await?;
         }
         Ok(self.parts.log.delete(session, by).await?)

@@ -190,6 +190,9 @@ async fn serve(
     if let Err(error) = log.break_imports_off().await {
         tracing::warn!(%error, "what broken-off imports have left stays");
     }
+    if let Err(error) = log.break_uploads_off().await {
+        tracing::warn!(%error, "what broken-off uploads have left stays");
+    }
     let stop = CancellationToken::new();
     let egress = Egress::new(layout.proxyd_lease(), layout.proxyd_egress(), MODEL_ENVIRONMENT);
     let models = Models::new(config.models.clone(), scripts, egress);
@@ -203,6 +206,7 @@ async fn serve(
             default_environment: config.default_environment.clone(),
             keys_file: config.keys_file.clone(),
             state_dir: layout.state.join("harnessd"),
+            sandboxd: Client::new(layout.sandboxd()),
             in_force: InForce {
                 config: Some(config.path.clone()),
                 config_sha256: config.sha256.clone(),

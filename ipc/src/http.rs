@@ -151,7 +151,25 @@ impl Client {
         content_type: Option<&str>,
         body: Bytes,
     ) -> Result<Bytes, Fault> {
-        let response = self.send(method, path, content_type, body).await?;
+        self.whole(self.send(method, path, content_type, body).await?).await
+    }
+
+    /// [`Client::call`] with a body that is still to come.
+    pub async fn call_body<B>(
+        &self,
+        method: http::Method,
+        path: &str,
+        body: B,
+    ) -> Result<Bytes, Fault>
+    where
+        B: hyper::body::Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.whole(self.send_body(method, path, None, body).await?).await
+    }
+
+    async fn whole(&self, response: http::Response<hyper::body::Incoming>) -> Result<Bytes, Fault> {
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
             .collect()
@@ -174,6 +192,22 @@ impl Client {
         content_type: Option<&str>,
         body: Bytes,
     ) -> Result<http::Response<hyper::body::Incoming>, Fault> {
+        self.send_body(method, path, content_type, Full::new(body)).await
+    }
+
+    /// The same with a body that is still to come.
+    pub async fn send_body<B>(
+        &self,
+        method: http::Method,
+        path: &str,
+        content_type: Option<&str>,
+        body: B,
+    ) -> Result<http::Response<hyper::body::Incoming>, Fault>
+    where
+        B: hyper::body::Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let stream =
             UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -189,7 +223,7 @@ impl Client {
             request = request.header(http::header::CONTENT_TYPE, kind);
         }
         let request = request
-            .body(Full::new(body))
+            .body(body)
             .map_err(|e| Fault::new(Code::Invalid, format!("cannot ask for {path}: {e}")))?;
         sender
             .send_request(request)

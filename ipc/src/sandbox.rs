@@ -8,7 +8,9 @@
 //! | `POST /v1/calls/CALL/cancel` | → `{}`; the call ends with outcome `cancelled` |
 //! | `GET /v1/sandboxes` | → `{"sandboxes":[SandboxInfo…]}` |
 //! | `DELETE /v1/sandboxes/ID` | → `{}`: ends every process at once; the workspace stays |
-//! | `DELETE /v1/sessions/SESSION` | → `{}`: ends its sandboxes; its workspace and receipts go |
+//! | `PUT /v1/sessions/SESSION/uploads?`[`Upload`] | a file's bytes → `{}`: its sandboxes show it |
+//! | `DELETE /v1/sessions/SESSION/uploads?`[`Upload`] | → `{}`: they show it no more |
+//! | `DELETE /v1/sessions/SESSION` | → `{}`: ends its sandboxes; all that was its own goes |
 //!
 //! A deleted session takes no call any more, and the ids of its calls stay known, so that none of
 //! them is ever run again: both are a conflict.
@@ -44,6 +46,19 @@ pub struct Execute {
     pub tool: String,
     pub input: Value,
 }
+
+/// A file that a session is given to read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upload {
+    /// As [`Execute::owner`].
+    pub owner: String,
+    /// Below [`UPLOADS`].
+    pub path: String,
+}
+
+/// Where what a session was given lies in its sandboxes, read-only.
+pub const UPLOADS: &str = "/mnt/session/uploads";
 
 /// What became of a call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

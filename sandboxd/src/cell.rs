@@ -183,10 +183,12 @@ impl Cell {
     pub(crate) async fn enter(
         &self,
         workspace: Option<&Mount>,
+        uploads: Option<&Mount>,
         tree: Option<OwnedFd>,
     ) -> Result<Entering, CellError> {
         let tree: Vec<_> = tree.iter().map(AsFd::as_fd).collect();
-        let order = Order::Enter { workspace: workspace.cloned() };
+        let (workspace, uploads) = (workspace.cloned(), uploads.cloned());
+        let order = Order::Enter { workspace, uploads };
         Ok(Entering(self.order(&order, &tree).await?))
     }
 

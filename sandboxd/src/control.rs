@@ -7,18 +7,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::routing::{delete, get, post};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::routing::{delete, get, post, put};
 use axum::{Extension, Json, Router};
 use ipc::fault::{Code, Fault};
 use ipc::id::{CallId, SandboxId, SessionId};
 use ipc::in_force::InForce;
 use ipc::peer::Principal;
-use ipc::sandbox::{CallReport, Execute, Health, Receipt};
+use ipc::sandbox::{CallReport, Execute, Health, Receipt, Upload};
 use serde_json::{Value, json};
 
 use crate::execute::Service;
+use crate::journal::Fenced;
 use crate::probe::HostFacts;
 
 /// Longest body: a file to be written, as JSON, with room to spare.
@@ -45,6 +47,7 @@ pub fn router(control: Control) -> Router {
         .route("/v1/sandboxes", get(sandboxes))
         .route("/v1/sandboxes/{sandbox}", delete(end_sandbox))
         .route("/v1/sessions/{session}", delete(end_session))
+        .route("/v1/sessions/{session}/uploads", put(upload).delete(take_away))
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -166,7 +169,11 @@ async fn end_session(
         }
     }
     let (workspaces, name) = (service.sandboxes.workspaces.clone(), session.clone());
-    let removed = tokio::task::spawn_blocking(move || workspaces.end_of_session(&name)).await;
+    let removed = tokio::task::spawn_blocking(move || {
+        workspaces.end_of_uploads(&name)?;
+        workspaces.end_of_session(&name)
+    });
+    let removed = removed.await;
     match removed {
         Ok(Ok(())) => {}
         Ok(Err(error)) => return Err(cannot_remove(&session, &error.to_string())),
@@ -177,6 +184,52 @@ async fn end_session(
         again.map_err(|e| Fault::new(Code::Unavailable, e.to_string()))?;
     }
     Ok(Json(json!({})))
+}
+
+async fn upload(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    Path(session): Path<String>,
+    Query(upload): Query<Upload>,
+    body: Body,
+) -> Result<Json<Value>, Fault> {
+    let session = of_owner(&control, &peer, &session, &upload.owner).await?;
+    control.service.sandboxes.workspaces.upload(&session, &upload.path, body).await?;
+    Ok(Json(json!({})))
+}
+
+async fn take_away(
+    State(control): State<Control>,
+    Extension(peer): Extension<Principal>,
+    Path(session): Path<String>,
+    Query(upload): Query<Upload>,
+) -> Result<Json<Value>, Fault> {
+    let session = of_owner(&control, &peer, &session, &upload.owner).await?;
+    control.service.sandboxes.workspaces.take_away(&session, &upload.path)?;
+    Ok(Json(json!({})))
+}
+
+/// The session, which is this owner's from now on if nobody had it before.
+async fn of_owner(
+    control: &Control,
+    peer: &Principal,
+    session: &str,
+    owner: &str,
+) -> Result<SessionId, Fault> {
+    let service = &control.service;
+    let session = id(SessionId::parse(session))?;
+    let absent = || Fault::new(Code::NotFound, format!("no session {session}"));
+    if !service.owners.speaks_for(peer, owner) {
+        return Err(absent());
+    }
+    let owned = service.journal.own_session(&session, owner).await;
+    match owned.map_err(|e| Fault::new(Code::Unavailable, e.to_string()))? {
+        Fenced::Current | Fenced::Stale { .. } => Ok(session),
+        Fenced::Foreign => Err(absent()),
+        Fenced::Deleted => {
+            Err(Fault::new(Code::Conflict, format!("session {session} was deleted")))
+        }
+    }
 }
 
 fn cannot_remove(session: &SessionId, why: &str) -> Fault {

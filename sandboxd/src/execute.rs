@@ -23,7 +23,7 @@ use crate::cell::Peak;
 use crate::exhausted::Counted;
 use crate::journal::{Admitted, Fenced, Journal, JournalError, Record, Start};
 use crate::owner::Owners;
-use crate::plan::WORKSPACE;
+use crate::plan::{UPLOADS, WORKSPACE};
 use crate::receipt::{self, FOREIGN, LOST, millis, now};
 use crate::sandbox::{InUse, Key, Sandboxes, Wanted};
 use crate::tools::files::{self, Action};
@@ -420,7 +420,7 @@ impl Service {
 /// Performs a file tool inside the sandbox.
 async fn perform(receipt: &mut Receipt, seat: &InUse, action: Action, timeout: Duration) {
     let table = &seat.sandbox.table;
-    let mut roots = vec![WORKSPACE.into(), "/tmp".into()];
+    let mut roots = vec![WORKSPACE.into(), "/tmp".into(), UPLOADS.into()];
     roots.extend(table.mounts.iter().map(|mount| mount.target.clone().into()));
     let margin = SEARCH_MARGIN.min(timeout / 2);
     let request = files::Request { roots, search_ms_max: millis(timeout - margin), action };

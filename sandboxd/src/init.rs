@@ -20,7 +20,7 @@
 //!
 //! So far a cell is half made, and may wait for its session (`crate::pool`). Then [`complete`]:
 //!
-//! 13. Show the workspace, drop the host's tree.
+//! 13. Show the workspace and what the session was given, drop the host's tree.
 //! 14. No further mount namespaces.
 //! 15. Complete the rules. Nothing runs before that.
 //!
@@ -30,6 +30,7 @@
 
 mod command;
 mod confine;
+mod host;
 mod netlink;
 mod network;
 mod nftables;
@@ -106,7 +107,7 @@ impl Start {
 
 /// A cell that lacks its workspace.
 struct Half {
-    host: root::Host,
+    host: host::Host,
     restraints: Restraints,
     rules: Rules,
     spare: Spare,
@@ -153,7 +154,7 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
     root::separate().map_err(Broken::at("private mounts"))?;
     let sources = root::take(&plan, start.given).map_err(Broken::at("take mounts"))?;
     let certificates = trust::original(&plan).map_err(Broken::at("certificates"))?;
-    let mut host = root::keep_host(&plan).map_err(Broken::at("workspaces"))?;
+    let mut host = host::keep(&plan).map_err(Broken::at("workspaces"))?;
     // 4.
     change_user(start.uid.is_some())?;
     // 5.
@@ -199,11 +200,12 @@ fn prepare(start: Start) -> Result<(Half, Trust), Broken> {
 fn complete(
     half: Half,
     workspace: Option<&Mount>,
+    uploads: Option<&Mount>,
     given: Option<OwnedFd>,
 ) -> Result<State, Broken> {
     let Half { host, restraints, rules, spare, mut mounts } = half;
     // 13.
-    root::enter(host, workspace, given).map_err(Broken::at("take mounts"))?;
+    host::enter(host, workspace, uploads, given).map_err(Broken::at("take mounts"))?;
     // 14.
     mounts.write_all(b"0").map_err(Broken::at("namespace limits"))?;
     // 15.
@@ -360,8 +362,9 @@ fn serve(socket: &OwnedFd, half: Half, trust: &Trust) -> i32 {
         }
         let answer = fds.remove(0);
         let order = match (order, state) {
-            (Order::Enter { workspace }, State::Half(half)) => {
-                let (report, entered) = match complete(*half, workspace.as_ref(), fds.pop()) {
+            (Order::Enter { workspace, uploads }, State::Half(half)) => {
+                let completed = complete(*half, workspace.as_ref(), uploads.as_ref(), fds.pop());
+                let (report, entered) = match completed {
                     Ok(whole) => (Report::Entered, Some(whole)),
                     Err(broken) => (Report::Failed(failure(broken)), None),
                 };

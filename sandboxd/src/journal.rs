@@ -211,6 +211,17 @@ impl Journal {
         self.ask_to(true, move |tx| tables::delete_session(tx, &session)).await
     }
 
+    /// Makes a session that nobody has had here this owner's, before its first call; says whose it
+    /// is otherwise. It does not matter who holds it.
+    pub async fn own_session(
+        &self,
+        session: &SessionId,
+        owner: &str,
+    ) -> Result<Fenced, JournalError> {
+        let (session, owner) = (session.clone(), owner.to_owned());
+        self.ask(move |tx| fence_in(tx, &session, &owner, 0)).await
+    }
+
     /// The owner of a session that has been here, also of one that was deleted.
     pub async fn session_owner(&self, session: &SessionId) -> Result<Option<String>, JournalError> {
         let session = session.clone();

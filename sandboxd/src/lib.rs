@@ -30,6 +30,7 @@ pub mod sandbox;
 pub mod templates;
 pub mod tools;
 pub mod trust;
+pub mod uploads;
 pub mod workspace;
 // The cells: what confines a command.
 pub mod cell;

@@ -13,6 +13,10 @@ use crate::apart::Apart;
 
 /// Where the workspace lies inside every sandbox.
 pub const WORKSPACE: &str = "/workspace";
+/// What belongs to the session beside its workspace.
+const OF_SESSION: &str = "/mnt/session";
+/// Where what a session was given to read lies inside every sandbox of it.
+pub const UPLOADS: &str = ipc::sandbox::UPLOADS;
 /// The home directory inside every sandbox: private, empty at first, gone with the sandbox.
 pub const HOME: &str = "/home/agent";
 /// The user, and its group, that commands run as inside.
@@ -138,6 +142,12 @@ pub fn workspace(path: &Path, identity: (u64, u64)) -> Mount {
     }
 }
 
+/// The directory that becomes [`UPLOADS`].
+pub fn uploads(path: &Path, identity: (u64, u64)) -> Mount {
+    let target = UPLOADS.into();
+    Mount { target, read_only: true, ..workspace(path, identity) }
+}
+
 /// Says what a sandbox of this policy will be.
 pub fn plan(table: &SandboxTable, facts: &PlanFacts) -> Result<SandboxPlan, PlanError> {
     check_means(table)?;
@@ -200,7 +210,7 @@ fn clean(path: &Path) -> Result<PathBuf, PlanError> {
 
 /// Refuses a mount that would hide, or put foreign files into, what confines the sandbox.
 fn check_target(target: &Path) -> Result<(), PlanError> {
-    const OURS: &[&str] = &["/proc", "/dev", "/etc", "/sys"];
+    const OURS: &[&str] = &["/proc", "/dev", "/etc", "/sys", OF_SESSION];
     const WHOLE: &[&str] =
         &["/", "/usr", "/bin", "/sbin", "/lib", "/lib64", WORKSPACE, "/tmp", HOME];
     let inside = OURS.iter().find(|ours| target.starts_with(ours));
@@ -309,7 +319,9 @@ mod tests {
 
     #[test]
     fn mounts_that_would_hide_what_confines_are_refused() {
-        for target in ["/", "/usr", "/proc", "/proc/sys", "/etc/ssl", "/dev/shm", "/home", "/tmp"] {
+        for target in
+            ["/", "/usr", "/proc", "/proc/sys", "/etc/ssl", "/dev/shm", "/home", "/tmp", UPLOADS]
+        {
             let outcome = with_mount("/data", target);
 
             assert!(matches!(outcome, Err(PlanError::Reserved { .. })), "{target}: {outcome:?}");

@@ -111,7 +111,7 @@ fn attempt(zygote: &Zygote) -> Result<Vec<Layer>, CellError> {
             _ => return Err(CellError::Lost),
         }
     };
-    ordered(&socket, &Order::Enter { workspace: None })?;
+    ordered(&socket, &Order::Enter { workspace: None, uploads: None })?;
     ordered(&socket, &Order::Rehearse)?;
     Ok(layers)
 }

@@ -95,7 +95,7 @@ impl Workspaces {
         self.remove(&format!("{TEMPORARY}{sandbox}"))
     }
 
-    fn own(&self, name: &str) -> Result<Workspace, Fault> {
+    pub(crate) fn own(&self, name: &str) -> Result<Workspace, Fault> {
         let path = self.root.join(name);
         let fail = |e: std::io::Error| {
             Fault::new(Code::Unavailable, format!("cannot make workspace {}: {e}", path.display()))
@@ -117,7 +117,7 @@ impl Workspaces {
     }
 
     /// Gone for everybody at once, its files soon after.
-    fn remove(&self, name: &str) -> std::io::Result<()> {
+    pub(crate) fn remove(&self, name: &str) -> std::io::Result<()> {
         let removed = self.root.join(format!("{REMOVED}{}", ipc::id::random_text(12)));
         match std::fs::rename(self.root.join(name), &removed) {
             Ok(()) => {}

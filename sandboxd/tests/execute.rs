@@ -43,6 +43,45 @@ async fn the_tools_of_a_session_share_one_sandbox_made_by_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_session_is_given_can_be_read_and_not_written_and_comes_and_goes() {
+    let daemon = Daemon::start().await;
+    let client = daemon.client();
+    let (session, owner) = (SessionId::random(), ipc::peer::Principal::own().owner());
+    let at = |path: &str| format!("/v1/sessions/{session}/uploads?owner={owner}&path={path}");
+    let put = async |path: &str, body: &'static [u8]| {
+        let kind = Some("application/octet-stream");
+        client.call(http::Method::PUT, &at(path), kind, body.into()).await
+    };
+
+    put("early.txt", b"EARLY").await.unwrap();
+    let shown = daemon.bash(&session, "cat /mnt/session/uploads/early.txt").await;
+    put("dir/late.txt", b"LATE\n").await.unwrap();
+    let given = json!({"file_path": "/mnt/session/uploads/dir/late.txt"});
+    let late = daemon.file(&session, "read", given.clone()).await;
+    let write = "echo x > /mnt/session/uploads/new || echo x >> /mnt/session/uploads/early.txt \
+                 || rm -f /mnt/session/uploads/early.txt || chmod 777 /mnt/session/uploads";
+    let written = daemon.bash(&session, write).await;
+    client.delete::<serde_json::Value>(&at("dir/late.txt")).await.unwrap();
+    let gone = daemon.file(&session, "read", given).await;
+    let outside = put("../x", b"x").await.unwrap_err();
+    let strange = format!("/v1/sessions/{session}/uploads?owner=uid:1&path=x");
+    let strange = client.call(http::Method::PUT, &strange, None, "x".into()).await.unwrap_err();
+    client.delete::<serde_json::Value>(&format!("/v1/sessions/{session}")).await.unwrap();
+    let after = put("x", b"x").await.unwrap_err();
+
+    assert_eq!(text(&shown), "EARLY");
+    assert_eq!(text(&late), "LATE\n");
+    assert!(written.is_error && text(&written).contains("Read-only"), "{}", text(&written));
+    assert!(gone.is_error, "{}", text(&gone));
+    assert_eq!(outside.code, Code::Invalid);
+    // The tests' user may speak for others, so that a session has another owner is what is left.
+    assert_eq!(strange.code, Code::NotFound);
+    assert_eq!(after.code, Code::Conflict);
+    let left = std::fs::read_dir(daemon.layout.state.join("sandboxd/workspaces")).unwrap();
+    assert_eq!(left.count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_has_the_placeholders_and_trusts_the_ca() {
     let daemon = Daemon::start().await;
     let session = SessionId::random();

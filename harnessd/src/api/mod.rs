@@ -1,9 +1,10 @@
-//! What clients see: the Managed Agents wire API, Tier A, and the operator's own routes.
+//! What clients see: the Managed Agents wire API, Tier A with files, and the operator's own routes.
 //!
 //! Read [`edge`] first: every request passes it, learns there whose it is, and gets its id. Then
 //! one file per resource: [`agents`], [`environments`], [`sessions`], [`send`], [`events`],
-//! [`stream`]. What a request means is read by [`fields`], [`agent`], [`tools`] and
-//! [`wire_blocks`], which name the field of every error; what goes out is written by [`wire`].
+//! [`stream`], [`files`], [`resources`]. What a request means is read by [`fields`], [`agent`],
+//! [`tools`] and [`wire_blocks`], which name the field of every error; what goes out is written by
+//! [`wire`].
 //! Nothing here decides what a session does next: it appends to the log and the engine does.
 
 mod agent;
@@ -18,6 +19,7 @@ mod environments;
 mod error;
 mod events;
 mod fields;
+mod files;
 mod history;
 mod keys;
 mod loopback;
@@ -26,6 +28,8 @@ mod page;
 mod policy_files;
 mod profiles;
 mod query;
+mod resource;
+mod resources;
 mod send;
 mod session;
 mod sessions;
@@ -40,6 +44,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 
 use crate::engine::Engine;
@@ -58,6 +63,8 @@ pub struct ApiConfig {
     pub keys_file: Option<PathBuf>,
     /// The daemon's own directory.
     pub state_dir: PathBuf,
+    /// Takes what sessions are given to read.
+    pub sandboxd: ipc::http::Client,
     /// The configuration's file and its digest.
     pub in_force: ipc::in_force::InForce,
 }
@@ -76,6 +83,8 @@ pub struct ApiState {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Room for the bodies of requests.
     bodies: Arc<body::Bodies>,
+    /// How many more files may be on their way here.
+    uploads: Arc<tokio::sync::Semaphore>,
     /// How many more event streams may be opened.
     streams: Arc<tokio::sync::Semaphore>,
     /// Held by the one replay that is under way.
@@ -91,9 +100,10 @@ impl ApiState {
         let policies = Arc::new(policy_files::PolicyFiles::new(config.policies_dir.clone()));
         let (config, keys) = (Arc::new(config), Arc::new(keys));
         let streams = Arc::new(tokio::sync::Semaphore::new(stream::STREAMS_MAX));
+        let uploads = Arc::new(tokio::sync::Semaphore::new(files::UPLOADS_MAX));
         let (answers, replays, turn) = (Arc::default(), Arc::default(), Arc::default());
         let bodies = Arc::default();
-        Self { engine, config, keys, policies, answers, turn, bodies, streams, replays }
+        Self { engine, config, keys, policies, answers, turn, bodies, uploads, streams, replays }
     }
 }
 
@@ -118,6 +128,14 @@ pub fn router(state: ApiState) -> Router {
         .route("/v1/sessions/{session}/archive", post(sessions::archive))
         .route("/v1/sessions/{session}/events", post(send::send).get(events::list))
         .route("/v1/sessions/{session}/events/stream", get(stream::stream))
+        .route("/v1/sessions/{session}/resources", post(resources::add).get(resources::list))
+        .route(
+            "/v1/sessions/{session}/resources/{resource}",
+            get(resources::retrieve).post(resources::update).delete(resources::remove),
+        )
+        .route("/v1/files", post(files::upload).get(files::list).layer(DefaultBodyLimit::disable()))
+        .route("/v1/files/{file}", get(files::retrieve).delete(files::delete))
+        .route("/v1/files/{file}/content", get(files::content))
         .route("/cleanhands/v1/health", get(operator::health))
         .route("/cleanhands/v1/sessions/{session}/log", get(operator::log))
         .route("/cleanhands/v1/sessions/{session}/verify", get(operator::verify))

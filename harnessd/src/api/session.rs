@@ -11,7 +11,7 @@ use super::ApiState;
 use super::agent::Agent;
 use super::error::ApiError;
 use super::wire_bodies::{seconds, session_usage};
-use super::{budget, history, tools};
+use super::{budget, history, resources, tools};
 use crate::log::event::{self, Status};
 use crate::log::objects::Object;
 use crate::log::{Chain, now};
@@ -98,7 +98,7 @@ pub async fn wire(state: &ApiState, object: &Object) -> Result<Value, ApiError> 
         "metadata": body["metadata"],
         "agent": body["agent"],
         "environment_id": body["environment_id"],
-        "resources": [],
+        "resources": resources::resources_of(object),
         "vault_ids": [],
         "budget": budget::wire(spending.budget_cents()),
         "deployment_id": null,

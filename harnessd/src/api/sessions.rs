@@ -14,7 +14,8 @@ use super::edge::Owner;
 use super::error::ApiError;
 use super::fields::{Fields, Patch};
 use super::query::Parameters;
-use super::{ApiState, agents, budget, environments, history, page, send, session};
+use super::resource::{self, Given, RESOURCES_MAX};
+use super::{ApiState, agents, budget, environments, history, page, resources, send, session};
 use crate::log::Guard;
 use crate::log::event::{self, Body, Created, NewEvent, Status};
 use crate::log::objects::{Change, NewObject, Object};
@@ -35,9 +36,11 @@ pub async fn create(
     let environment_id = fields.required_text("environment_id", ID_CHARS_MAX)?;
     let title = fields.text("title", TITLE_CHARS_MAX)?.value();
     let metadata = fields.metadata()?;
-    for key in ["resources", "vault_ids"] {
-        fields.unsupported(key)?;
-    }
+    fields.unsupported("vault_ids")?;
+    let given = match fields.array("resources", RESOURCES_MAX)?.value() {
+        Some(items) => read_resources(items)?,
+        None => Vec::new(),
+    };
     let budget = fields.any("budget").filter(|value| !value.is_null());
     let budget_cents = budget.map(budget::read).transpose()?;
     let initial = match fields.array("initial_events", INITIAL_EVENTS_MAX)?.value() {
@@ -56,6 +59,8 @@ pub async fn create(
 
     let session = SessionId::random();
     let effective = session::effective(&agent, &base.id, base.version);
+    let workspace = session::workspace(&metadata)?;
+    let delivered = resources::deliver(&state, &owner, &session, &given).await?;
     let object = NewObject {
         kind: KIND,
         id: session.as_str().to_owned(),
@@ -69,18 +74,25 @@ pub async fn create(
             "agent_version": base.version,
             "environment_id": environment_id,
             "budget": budget::wire(budget_cents),
+            "given": !given.is_empty(),
+            "resources": delivered.resources,
         }),
     };
     let created = Created {
         owner: owner.0.clone(),
         policy: policy.name.clone(),
-        workspace: session::workspace(&metadata)?,
+        workspace,
         agent: effective,
         budget_cents,
     };
     let mut events = vec![NewEvent::new(Body::SessionCreated(created))];
     events.extend(initial.into_iter().map(NewEvent::new));
-    state.engine.create_session(&session, object, events).await?;
+    if let Err(error) = state.engine.create_session(&session, object, events).await {
+        if !given.is_empty() {
+            resources::take_back(&state, &owner, &session).await;
+        }
+        return Err(error.into());
+    }
     answer(&state, &owner, &session).await
 }
 
@@ -220,6 +232,11 @@ async fn updated(
     Ok(Json(session::wire(state, &object).await?))
 }
 
+fn read_resources(items: &[Value]) -> Result<Vec<Given>, ApiError> {
+    let one = |(at, item)| resource::read(&format!("resources[{at}]"), item);
+    items.iter().enumerate().map(one).collect()
+}
+
 /// The session's document after an update.
 fn document(
     object: &Object,
@@ -274,8 +291,10 @@ pub async fn delete(
     Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    state.engine.log().object(KIND, &owner.0, &id, None).await?;
-    state.engine.delete(&session::id(&id)?, &owner.0).await?;
+    let object = state.engine.log().object(KIND, &owner.0, &id, None).await?;
+    let given = object.body["given"] == true;
+    state.engine.delete(&session::id(&id)?, &owner.0, given).await?;
+    state.engine.log().remove_files_of(&owner.0, &id).await?;
     Ok(Json(json!({ "id": id, "type": "session_deleted" })))
 }
 

@@ -9,6 +9,7 @@
 mod append;
 pub mod chain;
 pub mod event;
+mod files;
 pub mod objects;
 mod owner;
 mod read;
@@ -30,6 +31,7 @@ pub use event::{
     Permission, ReceiptFacts, RequestEnded, Retry, Status, StopReason, Summary, Tool, ToolResult,
     ToolUse, Usage,
 };
+pub use files::FILE;
 pub use owner::Ownership;
 pub use subscribe::Subscription;
 pub use transfer::{Backup, Header, Import, ImportError, Line};
@@ -222,7 +224,12 @@ const TIME_FORM: &str = "%Y-%m-%dT%H:%M:%S%.3fZ";
 
 /// The time in that form.
 pub fn now() -> String {
-    jiff::Timestamp::now().strftime(TIME_FORM).to_string()
+    time_text(jiff::Timestamp::now())
+}
+
+/// Any time in that form.
+pub fn time_text(time: jiff::Timestamp) -> String {
+    time.strftime(TIME_FORM).to_string()
 }
 
 #[cfg(test)]

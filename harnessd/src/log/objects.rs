@@ -304,7 +304,12 @@ fn decode(row: &Row<'_>) -> Result<Object, LogError> {
     })
 }
 
-fn load(connection: &Connection, kind: &str, owner: &str, id: &str) -> Result<Object, LogError> {
+pub(super) fn load(
+    connection: &Connection,
+    kind: &str,
+    owner: &str,
+    id: &str,
+) -> Result<Object, LogError> {
     let sql =
         format!("SELECT {COLUMNS} FROM objects o WHERE o.kind = ?1 AND o.id = ?2 AND o.owner = ?3");
     let mut statement = connection.prepare_cached(&sql)?;

@@ -111,6 +111,13 @@ const MIGRATIONS: &[&str] = &[
     CREATE TRIGGER events_are_not_removed BEFORE DELETE ON events
         WHEN NOT EXISTS (SELECT 1 FROM tombstones WHERE session = OLD.session)
         BEGIN SELECT RAISE(ABORT, 'events go only with their whole session'); END;",
+    // 4: the bytes of uploaded files.
+    "CREATE TABLE file_parts (
+        file TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        bytes BLOB NOT NULL,
+        UNIQUE (file, number)
+    ) STRICT;",
 ];
 
 /// A connection that writes: durable at each commit.

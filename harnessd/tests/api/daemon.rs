@@ -161,6 +161,33 @@ impl Daemon {
         Answer { status: head.status.as_u16(), headers: head.headers, body }
     }
 
+    /// Uploads a file as the SDKs do.
+    pub async fn upload(&self, filename: &str, bytes: &[u8]) -> Answer {
+        self.form(&[("file", Some(filename), bytes)], "--cut--\r\n").await
+    }
+
+    /// Sends parts to `/v1/files`, and this behind the last.
+    pub async fn form(&self, parts: &[(&str, Option<&str>, &[u8])], end: &str) -> Answer {
+        let mut body = Vec::new();
+        for (name, filename, bytes) in parts {
+            let file =
+                filename.map(|name| format!("; filename=\"{name}\"\r\nContent-Type: text/plain"));
+            let file = file.unwrap_or_default();
+            let head =
+                format!("--cut\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n\r\n");
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(bytes);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(end.as_bytes());
+        let kind = Some("multipart/form-data; boundary=cut");
+        let sent = self.client.send(http::Method::POST, "/v1/files", kind, body.into());
+        let (head, body) = sent.await.unwrap().into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        Answer { status: head.status.as_u16(), headers: head.headers, body }
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         self.call("GET", path, None).await
     }

@@ -98,12 +98,19 @@ async fn a_keys_owner_sees_nothing_of_others() {
     std::fs::write(daemon.path("state/harnessd/keys.toml"), lines).unwrap();
     daemon.private("state/harnessd/keys.toml");
     let session = daemon.session(json!([])).await;
+    let file = daemon.upload("mine.txt", b"mine").await.ok()["id"].as_str().unwrap().to_owned();
     let headers = [("host", "127.0.0.1"), ("x-api-key", key)];
 
+    assert_eq!(port.get("/v1/files", &headers).await.1["data"], json!([]));
+    let named = port.get(&format!("/v1/files?ids[]={file}"), &headers).await.1;
+    assert_eq!(named["data"], json!([]));
     let (listed, list) = port.get("/v1/sessions", &headers).await;
     assert_eq!((listed, &list["data"]), (200, &json!([])));
     for path in [
         format!("/v1/sessions/{session}"),
+        format!("/v1/files/{file}"),
+        format!("/v1/files/{file}/content"),
+        format!("/v1/sessions/{session}/resources"),
         format!("/v1/sessions/{session}/events"),
         format!("/v1/sessions/{session}/events/stream"),
         format!("/cleanhands/v1/sessions/{session}/log"),

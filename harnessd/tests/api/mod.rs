@@ -4,6 +4,7 @@ mod bodies;
 mod budgets;
 mod daemon;
 mod description;
+mod files;
 mod loopback;
 mod objects;
 mod together;

@@ -164,7 +164,7 @@ async fn what_sessions_cannot_do_yet_is_refused_by_name() {
     let base = json!({ "agent": session["agent"]["id"],
         "environment_id": session["environment_id"] });
     for (field, value) in [
-        ("resources", json!([{ "type": "file", "file_id": "file_1" }])),
+        ("resources", json!([{ "type": "github_repository", "url": "https://x.example/a/b" }])),
         ("vault_ids", json!(["vlt_1"])),
         ("budget", json!({ "type": "limit" })),
         ("initial_events", json!([{ "type": "user.define_outcome" }])),

@@ -14,13 +14,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 
+use super::host::Host;
 use super::overlay::{self, Stacks};
 use crate::apart::Apart;
-use crate::plan::{self, HOME, SandboxPlan, WORKSPACE};
+use crate::plan::{self, HOME, SandboxPlan, UPLOADS, WORKSPACE};
 use crate::source::{self, Extent, Refusal};
 use crate::sys::mount::{Attributes, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, set_attributes};
 use crate::trust::KEY_STORE;
@@ -111,7 +110,7 @@ pub struct Source {
     pub(super) tree: OwnedFd,
     /// Below the new root, without the leading slash.
     pub(super) target: PathBuf,
-    directory: bool,
+    pub(super) directory: bool,
 }
 
 /// What of a root's system directories is a link.
@@ -127,16 +126,6 @@ pub struct Sources {
     sources: Vec<Source>,
     links: Vec<Link>,
     stacks: Stacks,
-}
-
-/// The host's tree, for as long as the workspace is to be taken from it.
-#[derive(Debug)]
-pub struct Host {
-    root: OwnedFd,
-    /// The directory of sandboxd's own workspaces, which only sandboxd's user can find the way to.
-    workspaces: Option<(PathBuf, OwnedFd)>,
-    /// What is mounted inside the workspace.
-    later: Vec<Source>,
 }
 
 /// Keeps mounts here from reaching the host's. The host's later ones reach here, and above all its
@@ -296,7 +285,7 @@ pub fn open_checked(mount: &plan::Mount, apart: &Apart) -> Result<OwnedFd> {
     checked(mount, directory)
 }
 
-fn checked(mount: &plan::Mount, directory: OwnedFd) -> Result<OwnedFd> {
+pub(super) fn checked(mount: &plan::Mount, directory: OwnedFd) -> Result<OwnedFd> {
     let stat = rustix::fs::fstat(&directory)?;
     if mount.identity.is_some_and(|identity| identity != (stat.st_dev, stat.st_ino)) {
         let text = format!("{} is another directory than before", mount.source.display());
@@ -311,7 +300,7 @@ pub fn detach_checked(mount: &plan::Mount, apart: &Apart) -> Result<OwnedFd> {
     detach_source(mount, &open_checked(mount, apart)?)
 }
 
-fn detach_source(mount: &plan::Mount, directory: &OwnedFd) -> Result<OwnedFd> {
+pub(super) fn detach_source(mount: &plan::Mount, directory: &OwnedFd) -> Result<OwnedFd> {
     let read_only = if mount.read_only { READ_ONLY } else { 0 };
     detach_at(directory, Path::new(""), NO_SUID | NO_DEV | read_only)
         .map_err(|e| named(&mount.source, e))
@@ -356,19 +345,6 @@ pub fn inside(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).to_owned()
 }
 
-/// Opens the way back to the host's tree. Call it while this process is sandboxd's user.
-pub fn keep_host(plan: &SandboxPlan) -> Result<Host> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let workspaces = match &plan.workspaces {
-        None => None,
-        Some(path) => {
-            let opened = rustix::fs::open(path, flags, Mode::empty());
-            Some((path.clone(), opened.map_err(|e| named(path, e.into()))?))
-        }
-    };
-    Ok(Host { root: open_root(Path::new("/"))?, workspaces, later: Vec::new() })
-}
-
 /// Builds the new root, in the working directory. Returns the root's own file system, writable for
 /// whoever holds this descriptor and read-only for everybody else.
 pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<OwnedFd> {
@@ -389,6 +365,7 @@ pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<Ow
     let inner = |source: &mut Source| source.target.starts_with(&workspace);
     host.later = sources.sources.extract_if(.., inner).collect();
     directory(&workspace)?;
+    directory(&inside(Path::new(UPLOADS)))?;
     std::mem::take(&mut sources.stacks).mount()?;
     populate(plan, &sources)?;
     attach(sources.sources)?;
@@ -401,39 +378,6 @@ pub fn build(plan: &SandboxPlan, sources: Sources, host: &mut Host) -> Result<Ow
 pub fn turn() -> Result<()> {
     rustix::process::pivot_root(".", ".")?;
     Ok(rustix::process::chdir("/")?)
-}
-
-/// Shows the workspace, whose mount the zygote has `given` where owners are mapped, and lets go of
-/// the host's tree.
-pub fn enter(host: Host, workspace: Option<&plan::Mount>, given: Option<OwnedFd>) -> Result<()> {
-    if let Some(mount) = workspace {
-        let tree = match given {
-            Some(tree) => tree,
-            None => detach_source(mount, &checked(mount, host.open(&mount.source)?)?)?,
-        };
-        attach(vec![Source { tree, target: inside(&mount.target), directory: true }])?;
-        attach(host.later)?;
-    }
-    // The old root lies over the new one: this path means the upper.
-    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
-    rustix::process::chdir("/")?;
-    Ok(())
-}
-
-impl Host {
-    /// Opens a directory of the host's. sandboxd's own workspaces are found from their folder.
-    fn open(&self, path: &Path) -> Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY;
-        if let Some((folder, opened)) = &self.workspaces
-            && let Ok(name) = path.strip_prefix(folder)
-        {
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            let flags = flags | OFlags::CLOEXEC;
-            return rustix::fs::openat2(opened, name, flags, Mode::empty(), resolve)
-                .map_err(|e| named(path, e.into()));
-        }
-        open_in(&self.root, path, flags).map_err(|e| named(path, e.into()))
-    }
 }
 
 /// Directories, links and files of the root itself.
@@ -499,7 +443,7 @@ pub(super) fn directory(path: &Path) -> Result<()> {
     }
 }
 
-fn attach(sources: Vec<Source>) -> Result<()> {
+pub(super) fn attach(sources: Vec<Source>) -> Result<()> {
     for source in sources {
         let target = target_of(&source).map_err(|e| named(&source.target, e))?;
         let flags =

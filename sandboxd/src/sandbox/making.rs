@@ -47,16 +47,16 @@ pub async fn make(
     let pooled = ready.is_some();
     let (ready, workspace) = match ready {
         Some(ready) => {
-            let workspace = workspace(all, &wanted, &ready.id)?;
-            let entering = enter(all, &ready.cell, &workspace).await?;
+            let own = own(all, &wanted, &ready.id)?;
+            let entering = enter(all, &ready.cell, &own).await?;
             in_time(entering.done()).await.map_err(|error| cell_fault(all, error))?;
-            (ready, workspace)
+            (ready, own.workspace)
         }
         None => {
             let id = SandboxId::random();
-            let workspace = workspace(all, &wanted, &id)?;
+            let own = own(all, &wanted, &id)?;
             let place = all.pool.place().await;
-            (cold(all, &shape, id, Some(&workspace), place).await?, workspace)
+            (cold(all, &shape, id, Some(&own), place).await?, own.workspace)
         }
     };
     if let Some(session) = &wanted.session {
@@ -126,13 +126,13 @@ pub async fn cold(
     all: &Sandboxes,
     shape: &Shape,
     id: SandboxId,
-    workspace: Option<&Workspace>,
+    own: Option<&Own>,
     place: OwnedSemaphorePermit,
 ) -> Result<Ready, Fault> {
     let fault = |error| cell_fault(all, error);
     let mut cell = all.zygote.begin(&shape.plan).await.map_err(fault)?;
-    let entering = match workspace {
-        Some(workspace) => Some(enter(all, &cell, workspace).await),
+    let entering = match own {
+        Some(own) => Some(enter(all, &cell, own).await),
         None => None,
     };
     // What kept a cell from being made is a better reason than that it is gone.
@@ -164,16 +164,33 @@ fn open(shape: &Shape, id: &SandboxId) -> Open {
     }
 }
 
-fn workspace(all: &Sandboxes, wanted: &Wanted, id: &SandboxId) -> Result<Workspace, Fault> {
-    match &wanted.workspace {
-        Some(workspace) => Ok(workspace.clone()),
-        None => all.workspaces.of_sandbox(id),
+/// What a cell shows of the host that is not its environment's.
+pub struct Own {
+    workspace: Workspace,
+    /// What its session was given to read.
+    uploads: Option<Workspace>,
+}
+
+impl From<Workspace> for Own {
+    fn from(workspace: Workspace) -> Self {
+        Self { workspace, uploads: None }
     }
 }
 
-async fn enter(all: &Sandboxes, cell: &Cell, workspace: &Workspace) -> Result<Entering, Fault> {
-    let mount = plan::workspace(&workspace.path, workspace.identity);
-    let entering = all.zygote.enter(cell, Some(&mount));
+fn own(all: &Sandboxes, wanted: &Wanted, id: &SandboxId) -> Result<Own, Fault> {
+    let workspace = match &wanted.workspace {
+        Some(workspace) => workspace.clone(),
+        None => all.workspaces.of_sandbox(id)?,
+    };
+    let session = wanted.session.as_ref();
+    let uploads = session.map(|session| all.workspaces.uploads(session)).transpose()?;
+    Ok(Own { workspace, uploads })
+}
+
+async fn enter(all: &Sandboxes, cell: &Cell, own: &Own) -> Result<Entering, Fault> {
+    let workspace = plan::workspace(&own.workspace.path, own.workspace.identity);
+    let uploads = own.uploads.as_ref().map(|it| plan::uploads(&it.path, it.identity));
+    let entering = all.zygote.enter(cell, Some(&workspace), uploads.as_ref());
     in_time(entering).await.map_err(|error| cell_fault(all, error))
 }
 

@@ -273,7 +273,7 @@ async fn build(
     let id = SandboxId::random();
     let workspace = all.workspaces.of_sandbox(&id)?;
     let ran = async {
-        let ready = making::cold(all, &shape, id.clone(), Some(&workspace), place).await?;
+        let ready = making::cold(all, &shape, id.clone(), Some(&workspace.into()), place).await?;
         let call = CallId::random();
         ready.lease.call_started(&call).await;
         let mut outcome = Ok(());
@@ -326,7 +326,7 @@ async fn bare(
         None => None,
     };
     let mut cell = all.zygote.begin(plan).await.map_err(fault)?;
-    let entering = all.zygote.enter(&cell, mount.as_ref()).await;
+    let entering = all.zygote.enter(&cell, mount.as_ref(), None).await;
     in_time(cell.take_egress()).await.map_err(fault)?;
     in_time(cell.make_ready()).await.map_err(fault)?;
     in_time(entering.map_err(fault)?.done()).await.map_err(fault)?;

@@ -63,9 +63,10 @@ pub struct Failure {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Order {
-    /// Once, before anything runs: show the workspace and let go of the host. Attached: a socket
-    /// for the answer, and the workspace's mount where the zygote took it.
-    Enter { workspace: Option<Mount> },
+    /// Once, before anything runs: show the workspace and what the session was given, and let go of
+    /// the host. Attached: a socket for the answer, and the workspace's mount where the zygote took
+    /// it.
+    Enter { workspace: Option<Mount>, uploads: Option<Mount> },
     /// Attached: the command's socket, a memory file with a [`Program`], then its descriptors
     /// 0, 1, 2, and so on.
     Run,

@@ -196,6 +196,7 @@ impl Zygote {
         &self,
         cell: &Cell,
         workspace: Option<&Mount>,
+        uploads: Option<&Mount>,
     ) -> Result<Entering, CellError> {
         let tree = match (self.ids.identities, workspace) {
             (Identities::Range { first, count }, Some(mount)) => {
@@ -205,7 +206,7 @@ impl Zygote {
             }
             _ => None,
         };
-        cell.enter(workspace, tree).await
+        cell.enter(workspace, uploads, tree).await
     }
 
     async fn take(&self, request: &Request) -> Result<Option<OwnedFd>, CellError> {

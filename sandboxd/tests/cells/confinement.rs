@@ -23,6 +23,7 @@ async fn the_file_tree_is_the_sandboxes_own() {
             "lib32",
             "lib64",
             "libx32",
+            "mnt",
             "proc",
             "run",
             "sbin",
@@ -38,6 +39,8 @@ async fn the_file_tree_is_the_sandboxes_own() {
         let ran = run(&cell, &format!("test -e {absent}")).await;
         assert_eq!(ran.exit.code, Some(1), "{absent} exists");
     }
+    let given = run(&cell, "find /mnt").await.output;
+    assert_eq!(given, "/mnt\n/mnt/session\n/mnt/session/uploads");
     let who =
         run(&cell, "id -un; cat /proc/sys/kernel/hostname; ls -A ~; ls -A /run /var/tmp").await;
     assert_eq!(who.output, "agent\nbox\n/run:\n\n/var/tmp:");

@@ -64,7 +64,7 @@ impl Place {
         workspace: &Mount,
     ) -> Result<Cell, CellError> {
         let mut cell = self.zygote.begin(plan).await?;
-        let entering = self.zygote.enter(&cell, Some(workspace)).await;
+        let entering = self.zygote.enter(&cell, Some(workspace), None).await;
         // What kept a cell from being made is a better reason than that it is gone.
         within(cell.take_egress()).await?;
         within(cell.make_ready()).await?;
