@@ -5,6 +5,7 @@
 mod api;
 mod imports;
 mod log;
+mod mcp;
 mod models;
 mod powercut;
 mod recovery;

@@ -3,6 +3,7 @@
 //! A hand never decides whether a call may run and never repeats one: the log says what was
 //! begun, the hand's own journal says what became of it.
 
+mod mcp;
 mod proxyd;
 mod sandbox;
 mod scrub;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::log::{CallOutcome, ReceiptFacts};
 
+pub use mcp::{Listed, McpHand, Trouble, TroubleKind, model_name};
 pub use proxyd::Proxyd;
 pub use sandbox::SandboxHand;
 pub use scrub::Scrub;

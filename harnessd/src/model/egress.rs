@@ -1,7 +1,7 @@
 //! The way out: harnessd has no network, so it asks proxyd for the model's server.
 //!
-//! One lease for all model calls, held as long as this process lives and opened again when proxyd
-//! was restarted. A request goes over `proxyd-egress.sock` in absolute form with the lease's token;
+//! One lease for all model calls, held as long as this process lives, and one for each session that
+//! talks to MCP servers; each is opened again when proxyd was restarted. A request goes over `proxyd-egress.sock` in absolute form with the lease's token;
 //! proxyd judges it by the policy of the environment, adds the key and does the TLS.
 
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use ipc::fault::{Code, Fault};
 use ipc::fd::Channel;
-use ipc::id::LeaseId;
+use ipc::id::{LeaseId, SessionId};
 use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, VERSION};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
@@ -39,8 +39,19 @@ pub struct Egress {
     lease_socket: PathBuf,
     egress_socket: PathBuf,
     environment: String,
+    owner: String,
+    /// Set: the lease is for this session's MCP servers and for nothing else.
+    session: Option<SessionId>,
     lease: LeaseId,
     held: Mutex<Option<Held>>,
+}
+
+/// A request that got no answer.
+#[derive(Debug)]
+pub struct NoAnswer {
+    /// Whether a server may have read it.
+    pub sent: bool,
+    pub failure: Failure,
 }
 
 struct Held {
@@ -57,6 +68,21 @@ impl Egress {
             lease_socket,
             egress_socket,
             environment: environment.to_owned(),
+            owner: ipc::peer::Principal::own().owner(),
+            session: None,
+            lease: LeaseId::random(),
+            held: Mutex::new(None),
+        }
+    }
+
+    /// The way to the MCP servers of a session's environment, by the same proxyd.
+    pub fn for_session(&self, environment: &str, owner: &str, session: &SessionId) -> Self {
+        Self {
+            lease_socket: self.lease_socket.clone(),
+            egress_socket: self.egress_socket.clone(),
+            environment: environment.to_owned(),
+            owner: owner.to_owned(),
+            session: Some(session.clone()),
             lease: LeaseId::random(),
             held: Mutex::new(None),
         }
@@ -69,29 +95,44 @@ impl Egress {
         headers: &[(&'static str, &str)],
         body: Bytes,
     ) -> Result<Response<Incoming>, Failure> {
-        let response = self.post_once(url, headers, body.clone()).await?;
+        self.send(&Method::POST, url, headers, body).await.map_err(|error| error.failure)
+    }
+
+    /// Sends a request and returns the answer's head, its body still streaming.
+    pub async fn send(
+        &self,
+        method: &Method,
+        url: &Uri,
+        headers: &[(&'static str, &str)],
+        body: Bytes,
+    ) -> Result<Response<Incoming>, NoAnswer> {
+        let response = self.send_once(method, url, headers, body.clone()).await?;
         if response.status() != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return Ok(response);
         }
         // The token is of a proxyd that is gone, and we have not noticed yet.
         *self.held.lock().await = None;
-        self.post_once(url, headers, body).await
+        self.send_once(method, url, headers, body).await
     }
 
-    async fn post_once(
+    async fn send_once(
         &self,
+        method: &Method,
         url: &Uri,
         headers: &[(&'static str, &str)],
         body: Bytes,
-    ) -> Result<Response<Incoming>, Failure> {
-        let (token, stream) = self.connect().await.map_err(|fault| failure(&fault))?;
+    ) -> Result<Response<Incoming>, NoAnswer> {
+        let unsent = |failure| NoAnswer { sent: false, failure };
+        let (token, stream) = self.connect().await.map_err(|fault| unsent(failure(&fault)))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(|e| unreachable(&format!("cannot speak to proxyd: {e}")))?;
+            .map_err(|e| unsent(unreachable(&format!("cannot speak to proxyd: {e}"))))?;
         // It ends with the request's last part; its error reaches the request.
         tokio::spawn(connection);
         let authority = url.authority().map_or("", |a| a.as_str());
-        let mut request = Request::post(url.clone())
+        let mut request = Request::builder()
+            .method(method)
+            .uri(url.clone())
             .header(header::HOST, authority)
             .header(header::PROXY_AUTHORIZATION, format!("Bearer {token}"))
             .header(header::USER_AGENT, concat!("cleanhands/", env!("CARGO_PKG_VERSION")));
@@ -100,11 +141,12 @@ impl Egress {
         }
         let request = request
             .body(Full::new(body))
-            .map_err(|e| unreachable(&format!("cannot build the request: {e}")))?;
+            .map_err(|e| unsent(unreachable(&format!("cannot build the request: {e}"))))?;
+        let lost = |what: &str| NoAnswer { sent: true, failure: unreachable(what) };
         match tokio::time::timeout(HEAD_TIMEOUT, sender.send_request(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(unreachable(&format!("proxyd broke off: {error}"))),
-            Err(_) => Err(unreachable("the model's server did not answer in 600 s")),
+            Ok(Err(error)) => Err(lost(&format!("proxyd broke off: {error}"))),
+            Err(_) => Err(lost("the server did not answer in 600 s")),
         }
     }
 
@@ -160,9 +202,9 @@ impl Egress {
             lease: self.lease.clone(),
             holder: Holder::Harness,
             environment: self.environment.clone(),
-            owner: ipc::peer::Principal::own().owner(),
+            owner: self.owner.clone(),
             sandbox: None,
-            session: None,
+            session: self.session.clone(),
             descriptors: Vec::new(),
         };
         let request = LeaseRequest::Open(open);
@@ -191,12 +233,12 @@ async fn watch(channel: Channel, alive: Arc<AtomicBool>) {
     loop {
         match channel.receive::<LeaseReply>().await {
             Ok((LeaseReply::Revoked { reason }, _)) => {
-                tracing::warn!(%reason, "proxyd ended the lease for model calls");
+                tracing::warn!(%reason, "proxyd ended a lease of harnessd");
                 break;
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::info!(%error, "connection of the lease for model calls ended");
+                tracing::info!(%error, "connection of a lease ended");
                 break;
             }
         }

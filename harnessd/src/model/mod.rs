@@ -5,12 +5,12 @@
 
 mod answer;
 mod chat;
-mod egress;
+pub(crate) mod egress;
 mod exchange;
 mod messages;
 mod price;
 mod scripted;
-mod sse;
+pub(crate) mod sse;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Splits a stream of server-sent events into events (WHATWG HTML, section 9.2.6), within limits.
 //!
-//! Only what the Messages API uses: `event` and `data`; comments, ids and retry times are passed
-//! over. An event that the stream's end cuts off is not delivered.
+//! Only what the Messages API and MCP use: `event`, `data` and `id`; comments and retry times are
+//! passed over. An event that the stream's end cuts off is not delivered.
 
 /// Longest single event. An answer's largest delta is far below; the limit bounds our memory.
 const EVENT_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -11,6 +11,8 @@ const EVENT_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub struct SseEvent {
     pub name: String,
     pub data: String,
+    /// Where a stream that broke can be taken up again, if the server says so.
+    pub id: String,
 }
 
 /// An event longer than the limit.
@@ -62,6 +64,7 @@ impl SseParser {
         let value = value.strip_prefix(' ').unwrap_or(value);
         match field {
             "event" => value.clone_into(&mut self.event.name),
+            "id" => value.clone_into(&mut self.event.id),
             "data" => {
                 if self.has_data {
                     self.event.data.push('\n');
