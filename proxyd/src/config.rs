@@ -34,6 +34,15 @@ use crate::audit::Retention;
 
 const DNS_PORT: u16 = 53;
 
+/// The variable by which systemd says where a service's credentials lie (systemd.exec(5)). It names
+/// a place and holds nothing secret.
+pub const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
+
+/// Where systemd has put this service's credentials.
+pub fn credentials() -> Option<PathBuf> {
+    std::env::var_os(CREDENTIALS).map(PathBuf::from)
+}
+
 /// The command line.
 #[derive(Clone, Debug, Parser)]
 #[command(

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::Daemon;
 use crate::audit::{Audit, AuditError};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, credentials};
 use crate::lease::Leases;
 use crate::policy::{LoadError, Policies};
 use crate::question::Questions;
@@ -81,13 +81,13 @@ pub fn check(config: &Config) -> Result<(), StartError> {
 }
 
 fn key_source(config: &Config) -> Result<KeySource, StartError> {
-    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    let credentials = credentials();
     Ok(KeySource::choose(config.key.as_deref(), credentials.as_deref(), &config.state())?)
 }
 
 fn former_key_source(config: &Config) -> Result<Option<KeySource>, StartError> {
     let Some(former) = &config.former_key else { return Ok(None) };
-    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    let credentials = credentials();
     Ok(Some(KeySource::choose(Some(former), credentials.as_deref(), &config.state())?))
 }
 
@@ -206,11 +206,11 @@ pub fn readable(config: &Config) -> Vec<PathBuf> {
     read
 }
 
-/// What no command of the operator's may read, by its real name: proxyd's state with the vault, and
-/// the vault's key.
+/// What neither a command of the operator's nor the worker that starts it may read, by its real
+/// name: proxyd's state with the vault, the vault's key, and what systemd keeps for this service.
 pub fn never_for_commands(config: &Config) -> Vec<PathBuf> {
     let mut hidden = vec![config.state()];
-    hidden.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));
+    hidden.extend(credentials());
     let former = former_key_source(config).ok().flatten();
     let keys = key_source(config).ok().into_iter().chain(former);
     hidden.extend(keys.map(|key| key.path().to_owned()));

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::*;
 use bytes::Bytes;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt;
 
 const POLICY: &str = r#"
@@ -138,6 +139,88 @@ async fn a_command_has_its_input_its_arguments_and_nothing_of_proxyds() {
     assert_eq!(report(&proxyd, "report"), expected);
 }
 
+/// The key of a vault as systemd passes it.
+const KEY: &str = "SYSTEMD-KEY-CANARY-0123456789abcdef";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_command_reads_a_key_of_proxyds_whatever_its_table_says() {
+    let client = Identity::new();
+    let script = r#"
+        cd ${0%/*} || exit 9
+        for file in credentials/proxyd-master client.key password ../state/proxyd/vault/*; do
+            { ln $file out/stolen || mv $file out/stolen; } 2>/dev/null && echo "moved $file"
+            { head -c 1 <$file >/dev/null; } 2>/dev/null && echo "read $file"
+        done >out/report
+        # A device would lead to the disk below all files.
+        mknod out/device b 7 0 2>/dev/null && echo "made a device" >>out/report
+        echo looked >>out/report
+        cat plain
+    "#;
+    let files = [
+        ("op.sh", script),
+        ("plain", "COMMAND-CANARY\n"),
+        ("password", "PROXY-PASSWORD-CANARY"),
+        ("client.key", &client.key_pem),
+        ("client.pem", &client.chain_pem),
+        ("credentials/proxyd-master", KEY),
+        ("out/report", ""),
+    ];
+    let row = "[upstreams.\"corp.test\"]\nclient-certificate = \"DIR/client.pem\"\n\
+        client-key = \"DIR/client.key\"\nproxy = { url = \"http://proxy.test:3128\", user = \"u\", \
+        password = \"file:DIR/password\" }";
+    for reach in ["read = [\"DIR\"]\nwrite = [\"DIR\"]", "read = [\"/\"]\nwrite = [\"/\"]"] {
+        let (api, seen) = api("").await;
+        let command = "[commands.op]\ncommand = [\"/bin/sh\", \"DIR/op.sh\"]";
+        let configured = format!("{command}\n{reach}\n{row}\n");
+        let variables = [("CREDENTIALS_DIRECTORY", "DIR/credentials")];
+        let upstreams = [("api.test", &api)];
+        let proxyd = Proxyd::with(POLICY, &upstreams, &configured, &files, &variables).await;
+        assert_eq!(proxyd.health().await.key_source, "systemd-credential");
+        let lease = proxyd.lease().await;
+
+        let (status, body) = ask(&lease).await;
+
+        assert_eq!(status, 200, "{reach}: {body}");
+        assert_eq!(*seen.lock().unwrap(), ["Bearer COMMAND-CANARY"]);
+        assert_eq!(report(&proxyd, "out/report"), "looked\n", "{reach}");
+        let key = std::fs::read_to_string(proxyd.layout.config.join("client.key")).unwrap();
+        assert_eq!(key, client.key_pem, "{reach}");
+    }
+}
+
+fn tell(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_request_waits_for_outlives_a_signal_to_all_processes_and_ends_with_proxyd() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let (api, seen) = api("").await;
+        let script = "cd ${0%/*} && if [ -e pid ]; then echo COMMAND-CANARY; \
+            else echo $$ >new && mv new pid && exec sleep 1234; fi";
+        let mut proxyd = start(script, "", &api).await;
+        let lease = Arc::new(proxyd.lease().await);
+        let waiting = Arc::clone(&lease);
+        let waiting = tokio::spawn(async move { ask(&waiting).await });
+        until("the command runs", || async { !report(&proxyd, "pid").is_empty() }).await;
+        let command: u32 = report(&proxyd, "pid").trim().parse().unwrap();
+        let processes = children(proxyd.health().await.pid);
+        assert_eq!(processes.len(), 3);
+
+        // As systemd does, but for proxyd itself, which would give the rest two seconds.
+        for pid in processes.iter().rev().chain([&command]) {
+            tell(*pid, signal);
+        }
+
+        assert_eq!(waiting.await.unwrap().0, 200, "{signal:?} {}", proxyd.log());
+        assert_eq!(ask(&lease).await.0, 200);
+        assert_eq!(*seen.lock().unwrap(), ["Bearer COMMAND-CANARY"; 2]);
+        proxyd.end(Signal::KILL);
+        let gone = |pid: &u32| proc(*pid, "cmdline").is_none_or(|line| !line.contains("vault"));
+        until("all have ended", || async { processes.iter().all(gone) }).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_fails_lets_nothing_leave_and_is_not_run_for_each_request() {
     let (api, seen) = api("").await;
@@ -257,4 +340,23 @@ async fn a_policy_names_a_command_and_never_what_it_runs() {
     assert_eq!(status, 503);
     assert!(body.contains("[commands.other]"), "{body}");
     assert!(seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_command_gave_ends_with_what_it_was_given() {
+    let (api, seen) = api("").await;
+    let proxyd = start("read -r input; echo of-$input", "input = \"local:login\"", &api).await;
+    proxyd.put("login", "INPUT-CANARY-1").await;
+    let lease = proxyd.lease().await;
+    assert_eq!(ask(&lease).await.0, 200);
+
+    proxyd.put("login", "INPUT-CANARY-2").await;
+
+    assert_eq!(ask(&lease).await.0, 200);
+    let expected = ["Bearer of-INPUT-CANARY-1", "Bearer of-INPUT-CANARY-2"];
+    assert_eq!(*seen.lock().unwrap(), expected);
+    proxyd.remove("login").await;
+    let (status, body) = ask(&lease).await;
+    assert!(status == 502 && body.contains("credential_missing"), "{status} {body}");
+    assert_eq!(seen.lock().unwrap().len(), 2);
 }

@@ -226,3 +226,26 @@ async fn a_login_that_is_refused_lets_nothing_leave_until_another_secret_is_stor
     scene.put("SECRET-ID-CANARY").await;
     assert_eq!(scene.ask().await.0, 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_had_by_a_login_ends_with_its_secret() {
+    let scene = Scene::start(3600, "").await;
+    assert_eq!(scene.ask().await.0, 200);
+
+    scene.put("SECRET-ID-CANARY-2").await;
+
+    scene.server.lock().unwrap().value = "BAO-VALUE-CANARY-2".to_owned();
+    assert_eq!(scene.ask().await.0, 200);
+    assert_eq!(scene.asked("login"), 2);
+    let seen = scene.server.lock().unwrap().seen.clone();
+    assert_eq!(seen, ["Bearer BAO-VALUE-CANARY-1", "Bearer BAO-VALUE-CANARY-2"]);
+    scene.proxyd.remove("bao").await;
+    for _ in 0..2 {
+        let (status, body) = scene.ask().await;
+        assert_eq!(status, 502, "{body}");
+        assert!(body.contains("credential_missing") && !body.contains("CANARY"), "{body}");
+    }
+    assert_eq!(scene.server.lock().unwrap().seen.len(), 2);
+    scene.put("SECRET-ID-CANARY").await;
+    assert_eq!(scene.ask().await.0, 200);
+}

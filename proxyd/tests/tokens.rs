@@ -268,6 +268,27 @@ async fn while_a_token_server_fails_its_tokens_serve_on_and_without_one_nothing_
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_ends_with_the_secret_of_the_client_that_asked_for_it() {
+    let mut scene = Scene::start().await;
+    let lease = scene.proxyd.lease().await;
+    assert_eq!(ask(&lease, GET).await, good());
+    scene.put("client", "CLIENT-CANARY-2").await;
+    assert_eq!(ask(&lease, GET).await, good());
+    assert_eq!(scene.asked().len(), 2);
+
+    // Also one that lies on disk.
+    scene.proxyd.restart().await;
+    scene.put("client", "CLIENT-CANARY-3").await;
+    let lease = scene.proxyd.lease().await;
+    assert_eq!(ask(&lease, GET).await, good());
+    assert_eq!(scene.asked().len(), 3);
+
+    scene.proxyd.remove("client").await;
+    assert_eq!(ask(&lease, GET).await, (502, "credential_missing".to_owned()));
+    assert_eq!(scene.asked().len(), 3);
+}
+
 /// A request waits for a token; the server has rotated and says nothing yet.
 async fn rotated(scene: &Scene) -> (watch::Sender<bool>, JoinHandle<()>) {
     let lease = scene.proxyd.lease().await;
@@ -352,6 +373,39 @@ async fn a_crash_of_all_between_a_rotation_and_its_news_ends_in_needs_login_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_key_that_systemd_passes_opens_the_token_server_too() {
+    let client = Identity::new();
+    let server = Shared::default();
+    {
+        let mut server = server.lock().unwrap();
+        (server.refresh, server.life) = ("REFRESH-CANARY-0".to_owned(), 3600);
+    }
+    let (one, two) = (Arc::clone(&server), Arc::clone(&server));
+    let api = Upstream::tls("api.test", H1, move |stream| api(stream, Arc::clone(&one))).await;
+    let versions = &[&rustls::version::TLS13];
+    let serve = move |stream| login(stream, Arc::clone(&two));
+    let cas = [client.ca_pem.as_str()];
+    let login = Upstream::asking("login.test", (&cas, true), versions, H1, serve).await;
+    let files = [
+        ("login.pem", &login.ca_pem[..]),
+        ("client.pem", &client.chain_pem),
+        ("credentials/client.key", &client.key_pem),
+    ];
+    let row = format!(
+        "[upstreams.\"login.test\"]\ndial = \"{}\"\nca = \"DIR/login.pem\"\n\
+         client-certificate = \"DIR/client.pem\"\nclient-key = \"DIR/credentials/client.key\"\n",
+        login.address
+    );
+    let variables = [("CREDENTIALS_DIRECTORY", "DIR/credentials")];
+    let proxyd = Proxyd::with(POLICY, &[("api.test", &api)], &row, &files, &variables).await;
+    proxyd.put("refresh", "REFRESH-CANARY-0").await;
+    proxyd.put("client", "CLIENT-CANARY").await;
+    let lease = proxyd.lease().await;
+
+    assert_eq!(ask(&lease, GET).await, good(), "{}", proxyd.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_worker_is_confined_and_ends_with_proxyd() {
     let scene = Scene::start().await;
     let lease = scene.proxyd.lease().await;
@@ -376,19 +430,4 @@ async fn the_worker_is_confined_and_ends_with_proxyd() {
         proc(worker, "cmdline").is_none_or(|line| !line.contains("vault-fetch"))
     })
     .await;
-}
-
-fn proc(pid: u32, file: &str) -> Option<String> {
-    let bytes = std::fs::read(format!("/proc/{pid}/{file}")).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn children(parent: u32) -> Vec<u32> {
-    let of_parent = |pid: &u32| {
-        let line = format!("PPid:\t{parent}");
-        proc(*pid, "status").is_some_and(|status| status.lines().any(|found| found == line))
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(of_parent).collect()
 }

@@ -144,6 +144,15 @@ pub struct ProxyRow {
     pub ca: Option<PathBuf>,
 }
 
+impl ProxyRow {
+    fn password_file(&self) -> Option<PathBuf> {
+        match &self.login.as_ref()?.password {
+            PasswordPlace::File(path) => Some(path.clone()),
+            PasswordPlace::Vault(_) => None,
+        }
+    }
+}
+
 /// Who turns names into addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolve {
@@ -213,22 +222,27 @@ impl WayOut {
 
     /// Every file that is named, for those who must be able to read it.
     pub fn files(&self) -> Vec<PathBuf> {
-        let proxies = self.rows.iter().filter_map(|(_, row)| match &row.proxy {
-            Through::Proxy(proxy) => Some(proxy),
-            Through::AsAll | Through::Direct => None,
-        });
-        let of_proxies = self.proxy.iter().chain(proxies).flat_map(|proxy| {
-            let password = proxy.login.as_ref().and_then(|login| match &login.password {
-                PasswordPlace::File(path) => Some(path.clone()),
-                PasswordPlace::Vault(_) => None,
-            });
-            proxy.ca.iter().cloned().chain(password)
-        });
+        let of_proxies =
+            self.proxies().flat_map(|proxy| proxy.ca.iter().cloned().chain(proxy.password_file()));
         let of_rows = self.rows.iter().flat_map(|(_, row)| {
             let identity = row.identity.iter().flat_map(|i| [i.certificate.clone(), i.key.clone()]);
             row.ca.iter().cloned().chain(identity)
         });
         self.trust_store.iter().cloned().chain(of_rows).chain(of_proxies).collect()
+    }
+
+    /// Those of these files that hold secrets.
+    pub fn secret_files(&self) -> Vec<PathBuf> {
+        let keys = self.rows.iter().filter_map(|(_, row)| Some(row.identity.as_ref()?.key.clone()));
+        keys.chain(self.proxies().filter_map(ProxyRow::password_file)).collect()
+    }
+
+    fn proxies(&self) -> impl Iterator<Item = &ProxyRow> {
+        let rows = self.rows.iter().filter_map(|(_, row)| match &row.proxy {
+            Through::Proxy(proxy) => Some(proxy),
+            Through::AsAll | Through::Direct => None,
+        });
+        self.proxy.iter().chain(rows)
     }
 }
 

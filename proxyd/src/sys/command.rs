@@ -88,8 +88,8 @@ fn pid(number: u32) -> Option<Pid> {
 /// 1. It ends with the worker.
 /// 2. A session of its own: no terminal to speak to.
 /// 3. No descriptor but the standard ones.
-/// 4. No file but the system's programs, `read` and `write`, and nothing of `hidden`, wherever it
-///    lies; signals and abstract sockets stay within, where the kernel knows how.
+/// 4. No file but `program`, `read` and `write`, and nothing of `hidden`, wherever it lies; signals
+///    and abstract sockets stay within, where the kernel knows how.
 ///
 /// What the worker gave up before stays given up: privileges by set-uid programs, core files, the
 /// system calls of `worker::only_commands`.
@@ -100,9 +100,24 @@ pub fn confine(reach: Reach<'_>, hidden: &[PathBuf]) -> Result<(), ConfineError>
     let _ = rustix::process::setsid();
     super::vault::close_all_but_standard()
         .map_err(|error| ConfineError::Landlock(error.to_string()))?;
-    let mut read = system();
-    read.extend(reach.read.iter().cloned().chain([reach.program.to_owned()]));
+    let read: Vec<PathBuf> = reach.read.iter().cloned().chain([reach.program.to_owned()]).collect();
     restrict(rules(&read, reach.write, hidden))
+}
+
+/// What a command may read, with the system's programs, and write: without anything hidden. For the
+/// worker before it is confined: no directory that it takes apart here can be looked at later.
+pub fn beside(reach: Reach<'_>, hidden: &[PathBuf]) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let apart = |path: &PathBuf| {
+        let touches = |real: &PathBuf| {
+            hidden.iter().any(|secret| secret.starts_with(real) || real.starts_with(secret))
+        };
+        match std::fs::canonicalize(path).is_ok_and(|real| touches(&real)) {
+            true => without(std::slice::from_ref(path), hidden),
+            false => vec![path.clone()],
+        }
+    };
+    let read = system().iter().chain(reach.read).flat_map(apart).collect();
+    (read, reach.write.iter().flat_map(apart).collect())
 }
 
 /// Confines the worker, before it starts the first command, to what all of them together may touch
@@ -143,7 +158,9 @@ fn rules(
     hidden: &[PathBuf],
 ) -> Vec<(PathBuf, BitFlags<AccessFs>)> {
     let run = AccessFs::from_read(ABI::V5) & !AccessFs::IoctlDev;
-    let change = AccessFs::from_all(ABI::V5) & !(AccessFs::Execute | AccessFs::IoctlDev);
+    // A device of its own would lead root's command to the disk below all files.
+    let devices = AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev;
+    let change = AccessFs::from_all(ABI::V5) & !(devices | AccessFs::Execute);
     let read = without(read, hidden).into_iter().map(|path| (path, run));
     let write = without(write, hidden).into_iter().map(|path| (path, change));
     let null = (PathBuf::from("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile);

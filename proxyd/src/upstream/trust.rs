@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::config::Identity;
+use crate::config::{Identity, credentials};
 
 /// Where distributions keep the bundle of the certificates they trust; the first that is there.
 pub const BUNDLES: [&str; 6] = [
@@ -218,7 +218,7 @@ pub fn private_file(what: &'static str, path: &Path) -> Result<Vec<u8>, TrustErr
     let failed = |reason: String| TrustError::file(what, path, reason);
     let meta = std::fs::metadata(path).map_err(|error| failed(unreadable(&error)))?;
     // systemd gives a service its credentials by an access list, which shows as group bits.
-    let passed = std::env::var_os("CREDENTIALS_DIRECTORY").is_some_and(|dir| path.starts_with(dir));
+    let passed = credentials().is_some_and(|dir| path.starts_with(dir));
     let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
     if !own || (meta.mode() & 0o077 != 0 && !passed) {
         let (mode, uid) = (meta.mode() & 0o777, meta.uid());

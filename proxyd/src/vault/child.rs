@@ -425,7 +425,7 @@ impl Child {
                 let value = Secret::concat(&[value]);
                 self.check_value(&name, &value)?;
                 let info = self.store.put(&name, &value, now())?;
-                self.mints.forget(&name);
+                self.forget(&name)?;
                 done(Reply::Secrets { secrets: vec![info] })
             }
             Request::List => {
@@ -435,7 +435,7 @@ impl Child {
             }
             Request::Remove { name } => {
                 self.store.remove(&name)?;
-                self.mints.forget(&name);
+                self.forget(&name)?;
                 done(Reply::Done)
             }
             Request::Rotate => done(Reply::Sealed { rows: self.store.rotate()? }),

@@ -20,6 +20,7 @@ use zeroize::Zeroizing;
 use super::VaultError;
 use super::secret::Secret;
 use super::wire::{self, Reply, Request};
+use crate::config::{CREDENTIALS, credentials};
 
 /// How long the child may take to open its store; Argon2id and a slow disk are far below it.
 pub(super) const START_SECONDS: u64 = 60;
@@ -56,6 +57,12 @@ struct Parts {
     questions: mpsc::Receiver<Question>,
 }
 
+/// No environment but the name of the place of systemd's credentials: keys lie there that the
+/// workers show, or keep from commands. What else they need stands in their arguments.
+fn bare(command: &mut Command) -> &mut Command {
+    command.env_clear().envs(credentials().map(|place| (CREDENTIALS, place)))
+}
+
 impl Connection {
     /// Starts the child and its workers: a socket to us is the child's standard input, one to the
     /// network's worker its standard output; `command` is told the number of that to the other.
@@ -70,13 +77,12 @@ impl Connection {
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(cannot)?;
         let (near, far) = StdUnixStream::pair().map_err(cannot)?;
-        // No environment: what they need stands in their arguments.
-        fetch.env_clear().stdin(OwnedFd::from(far)).stdout(Stdio::null());
+        bare(&mut fetch).stdin(OwnedFd::from(far)).stdout(Stdio::null());
         let mut children = vec![fetch.spawn().map_err(cannot)?];
         let mut commands = None;
         if let Some(mut run) = run {
             let (near, far) = StdUnixStream::pair().map_err(cannot)?;
-            run.env_clear().stdin(OwnedFd::from(far)).stdout(Stdio::null());
+            bare(&mut run).stdin(OwnedFd::from(far)).stdout(Stdio::null());
             children.push(run.spawn().map_err(cannot)?);
             // The next process that is started inherits it by its number.
             rustix::io::fcntl_setfd(&near, rustix::io::FdFlags::empty())
@@ -84,7 +90,7 @@ impl Connection {
             commands = Some(near);
         }
         let mut command = command(commands.as_ref().map(AsRawFd::as_raw_fd));
-        command.env_clear().stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(near));
+        bare(&mut command).stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(near));
         children.push(command.spawn().map_err(cannot)?);
         // The commands still hold ends that are not ours; whoever dies must be an end of file to
         // the others.

@@ -126,6 +126,16 @@ impl Known {
         environments.flat_map(|policy| policy.credentials.values().cloned()).collect()
     }
 
+    /// The secrets of the store for which tokens are had, with those of the clients that ask.
+    pub fn clients(&mut self) -> Vec<(String, String)> {
+        let pair = |credential: &Arc<Credential>| {
+            let client = credential.grant.as_ref()?.client.as_ref()?.secret.clone()?;
+            let local = credential.secret.backend == Backend::Local;
+            local.then(|| (credential.secret.path.clone(), client))
+        };
+        self.all().iter().filter_map(pair).collect()
+    }
+
     /// Whether a policy shows the secret of the store as a client's certificate.
     pub fn shows(&mut self, secret: &str) -> bool {
         self.look(Instant::now());

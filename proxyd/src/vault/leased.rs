@@ -162,10 +162,13 @@ impl Child {
         let ends = (self.clock)().saturating_add(first.as_secs());
         let held = Held { id: lease.id, renewable: lease.renewable, first, ends };
         let noted = held.id.as_ref().map(|id| self.store.keep_leased(id, ends)).transpose();
-        if flight.unwanted || noted.is_err() {
+        if flight.unwanted || flight.stale || noted.is_err() {
             self.leased.end(held, Instant::now());
             self.tend_leased();
             noted?;
+            if !flight.unwanted {
+                return Ok(Landed::Stale);
+            }
             return Err(VaultError::Refused("the lease that it was made for has ended".into()));
         }
         if let Some(former) = self.leased.held.insert(key.clone(), held) {
@@ -192,12 +195,17 @@ impl Child {
     /// A lease of proxyd's has ended, and all that was made for it ends too.
     pub(super) fn forget_lease(&mut self, lease: &str) {
         let of = |key: &Key| matches!(key, Key::Leased { lease: own, .. } if own == lease);
-        let held: Vec<Key> = self.leased.held.keys().filter(|key| of(key)).cloned().collect();
+        self.end_held(|_, key| of(key));
+        self.mints.unwant(of);
+        self.tend_leased();
+    }
+
+    /// All of these that is held ends.
+    pub(super) fn end_held(&mut self, of: impl Fn(&Self, &Key) -> bool) {
+        let held: Vec<Key> = self.leased.held.keys().filter(|key| of(self, key)).cloned().collect();
         for key in held {
             self.let_go(&key, Instant::now());
         }
-        self.mints.unwant(of);
-        self.tend_leased();
     }
 
     fn let_go(&mut self, key: &Key, from: Instant) {
@@ -236,6 +244,9 @@ impl Child {
                 self.revoke_later(&key, &error.to_string());
             }
         }
+        if self.leased.ending.is_empty() && !self.mints.makes_leased() {
+            self.mints.drop_former();
+        }
         let lasting = self.leased.held.iter().filter(|(_, held)| held.renewable);
         let mut lasting: Vec<Key> = lasting.map(|(key, _)| key.clone()).collect();
         if !self.leased.held.is_empty() {
@@ -262,6 +273,10 @@ impl Child {
                 self.revoked(id);
                 self.tend_leased();
                 return Ok(Landed::Kept);
+            }
+            // The token of before may have ended: the present one revokes as well.
+            Fetched::Answered { status: 403 } if self.mints.drop_former() => {
+                return Ok(Landed::Again);
             }
             Fetched::Answered { status: 403 } if self.is_to_blame(&Key::Login, flight) => {
                 return Ok(Landed::Again);
@@ -294,9 +309,7 @@ impl Child {
     /// Whether anything is still to be revoked that could be now. For the end: gives up all that
     /// is held.
     pub(super) fn end_leased(&mut self) {
-        for key in self.leased.held.keys().cloned().collect::<Vec<_>>() {
-            self.let_go(&key, Instant::now());
-        }
+        self.end_held(|_, _| true);
         for ending in self.leased.ending.values_mut() {
             ending.from = Instant::now().min(ending.from);
         }

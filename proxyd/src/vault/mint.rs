@@ -8,6 +8,7 @@
 //! an operator stores another value.
 
 mod flight;
+mod forget;
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -172,6 +173,8 @@ pub(super) struct Mints {
     serials: u64,
     /// Whether the kept login can be renewed, and the life that it had at first.
     renewable: Option<Duration>,
+    /// The vault's token of before its secret was changed: what was made by it is revoked by it.
+    former: Option<Secret>,
 }
 
 enum Look {
@@ -182,14 +185,6 @@ enum Look {
 }
 
 impl Mints {
-    /// An operator has changed the secret: nothing that was had for it counts any more, and whoever
-    /// failed because of it may be asked again.
-    pub fn forget(&mut self, secret: &str) {
-        self.kept.retain(|key, _| key.stored().is_none_or(|(name, _)| name != secret));
-        self.paused.retain(|key, _| key.stored().is_some_and(|(name, _)| name != secret));
-        self.refusals.clear();
-    }
-
     /// Notes that whoever keeps it refuses it for good.
     fn refuse(&mut self, key: &Key, reason: &str) {
         self.kept.remove(key);
@@ -298,7 +293,7 @@ impl Mints {
 
     /// All that was had and is kept, in what of it is secret by itself.
     pub fn had(&self) -> Vec<Secret> {
-        let mut had = Vec::new();
+        let mut had: Vec<Secret> = self.former.iter().flat_map(masking::parts).collect();
         for (key, kept) in &self.kept {
             for value in std::iter::once(&kept.value).chain(&kept.before) {
                 had.extend(match key {

@@ -39,6 +39,7 @@ mod wire;
 mod workers;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -142,6 +143,8 @@ pub fn directory(state: &Path) -> PathBuf {
 pub struct Vault {
     connection: Arc<Connection>,
     rendered: Arc<Mutex<RenderedMap>>,
+    /// How often a secret was changed: what was rendered across a change is not kept.
+    changes: Arc<AtomicU64>,
     named: Arc<Mutex<NamedMap>>,
     placeholders: Arc<Mutex<HashMap<(LeaseId, String), String>>>,
     /// Replaced as a whole.
@@ -218,6 +221,7 @@ impl Vault {
         let vault = Vault {
             connection: Arc::new(connection),
             rendered: Arc::default(),
+            changes: Arc::default(),
             named: Arc::default(),
             placeholders: Arc::default(),
             authorities: Arc::new(Mutex::new(authorities.into())),
@@ -360,6 +364,7 @@ impl Vault {
         refused: Option<u64>,
     ) -> Result<Arc<Rendered>, VaultError> {
         let since = Instant::now();
+        let changes = self.changes.load(Ordering::SeqCst);
         if refused.is_some() {
             lock(&self.rendered).remove(&key);
         }
@@ -395,7 +400,9 @@ impl Vault {
         if kept.len() >= RENDERED_MAX {
             kept.clear();
         }
-        kept.insert(key, Kept { rendered: rendered.clone(), until });
+        if self.changes.load(Ordering::SeqCst) == changes {
+            kept.insert(key, Kept { rendered: rendered.clone(), until });
+        }
         Ok(rendered)
     }
 
@@ -403,11 +410,17 @@ impl Vault {
     pub async fn put(&self, name: &str, value: Secret) -> Result<SecretInfo, VaultError> {
         let request = Request::Put { name: name.to_owned() };
         let reply = self.connection.ask(&request, &[value]).await;
-        lock(&self.rendered).clear();
+        self.forget_rendered();
         match reply? {
             (Reply::Secrets { mut secrets }, _) => secrets.pop().ok_or_else(unexpected),
             _ => Err(unexpected()),
         }
+    }
+
+    fn forget_rendered(&self) {
+        let mut kept = lock(&self.rendered);
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        kept.clear();
     }
 
     /// Names and dates of all secrets.
@@ -421,7 +434,7 @@ impl Vault {
     /// Removes every version; [`VaultError::Missing`] when there is none.
     pub async fn remove(&self, name: &str) -> Result<(), VaultError> {
         let reply = self.connection.ask(&Request::Remove { name: name.to_owned() }, &[]).await;
-        lock(&self.rendered).clear();
+        self.forget_rendered();
         reply.map(drop)
     }
 

@@ -8,8 +8,12 @@
 //! A command is started by this same program in the role [`COMMAND_ROLE`], which gives up what the
 //! command is not to have and becomes it: no environment but the configured one, no descriptor but
 //! the three standard ones, no file but the system's programs and what the configuration names,
-//! and never proxyd's state. It has its own session and ends, with all that it started, at its
-//! time limit. What it writes to standard error is not kept: it may hold anything.
+//! and never proxyd's state or a file that it shows as a secret. It has its own session and ends,
+//! with all that it started, at its time limit. What it writes to standard error is not kept: it
+//! may hold anything.
+//!
+//! systemd tells every process of a service to end, commands too. Requests of proxyd's last moments
+//! still need what they write, so the worker goes on, and runs what that signal ended once more.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -18,6 +22,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ipc::daemon::SelfExec;
@@ -25,6 +30,7 @@ use ipc::vault::SECRET_BYTES_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Child;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 use zeroize::Zeroizing;
@@ -60,8 +66,10 @@ pub fn main(exec: &SelfExec, args: Vec<OsString>) -> ExitCode {
 struct Place {
     exec: SelfExec,
     config: Config,
-    /// Where no command may look.
+    /// Where neither the worker nor a command may look.
     hidden: Vec<PathBuf>,
+    /// How often this service was told to end.
+    told: Arc<AtomicU32>,
     turns: Semaphore,
     /// The processes of commands under way.
     running: Running,
@@ -73,10 +81,11 @@ fn run(exec: &SelfExec, args: Vec<OsString>) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     process::hide_memory().map_err(|error| text(&error))?;
     worker::end_with_parent().map_err(|error| text(&error))?;
+    worker::leave_ends_to_parent().map_err(|error| text(&error))?;
     // Whoever a command leaves behind becomes this process's child and is ended.
     command::adopt_orphans().map_err(|error| text(&error))?;
     let arguments = Arguments::parse_from_rest(args).map_err(|error| text(&error))?;
-    let config = Config::load(&arguments).map_err(|error| text(&error))?;
+    let mut config = Config::load(&arguments).map_err(|error| text(&error))?;
     let hidden = start::never_for_commands(&config);
     let socket = ipc::daemon::inherited_fd(0).map(StdUnixStream::from);
     let socket = socket.map_err(|error| text(&error))?;
@@ -84,11 +93,18 @@ fn run(exec: &SelfExec, args: Vec<OsString>) -> Result<(), String> {
     let runtime = runtime.map_err(|error| text(&error))?;
     let exec = SelfExec { prefix: exec.prefix.clone() };
     let programs = config.backends.commands.values().map(|known| reach(&known.program));
+    let programs: Vec<Reach<'_>> = programs.collect();
+    let beside = programs.iter().map(|program| command::beside(*program, &hidden));
+    let beside: Vec<_> = beside.collect();
     command::confine_worker(programs, &hidden).map_err(|error| text(&error))?;
+    for (known, beside) in config.backends.commands.values_mut().zip(beside) {
+        (known.program.read, known.program.write) = beside;
+    }
     worker::only_commands().map_err(|error| text(&error))?;
-    let turns = Semaphore::new(COMMANDS_MAX);
-    let place = Arc::new(Place { exec, config, hidden, turns, running: Running::default() });
+    let (turns, told) = (Semaphore::new(COMMANDS_MAX), Arc::default());
+    let place = Arc::new(Place { exec, config, hidden, told, turns, running: Running::default() });
     runtime.block_on(async {
+        count_ends(&place.told).map_err(|error| text(&error))?;
         socket.set_nonblocking(true).map_err(|error| text(&error))?;
         let socket = UnixStream::from_std(socket).map_err(|error| text(&error))?;
         serve(socket, Arc::clone(&place)).await;
@@ -97,6 +113,21 @@ fn run(exec: &SelfExec, args: Vec<OsString>) -> Result<(), String> {
         }
         Ok(())
     })
+}
+
+/// Counts signals that tell the service to end. They are no longer ignored then but still end
+/// nothing here: what is ignored stays so in programs that are started, and what is caught does
+/// not. Commands are to end by such signals as everywhere.
+fn count_ends(told: &Arc<AtomicU32>) -> std::io::Result<()> {
+    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
+        let (mut ends, told) = (signal(kind)?, Arc::clone(told));
+        tokio::spawn(async move {
+            while ends.recv().await.is_some() {
+                told.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    Ok(())
 }
 
 /// What one of them may touch, besides the system's programs.
@@ -146,11 +177,26 @@ async fn answer(place: &Place, question: &[u8]) -> Result<Secret, String> {
     let known = known.ok_or_else(|| format!("proxyd.toml has no [commands.{name}]"))?;
     let _turn = place.turns.acquire().await.map_err(|error| error.to_string())?;
     let input = parts.into_iter().next().unwrap_or_else(|| Secret::new(Vec::new()));
-    run_one(place, known, input).await.map_err(|reason| format!("command {name:?} {reason}"))
+    let told = place.told.load(Ordering::Relaxed);
+    let mut outcome = run_one(place, known, &input).await;
+    // What ended it may have reached this process and not been counted yet.
+    tokio::task::yield_now().await;
+    if outcome.is_err() && place.told.load(Ordering::Relaxed) != told {
+        outcome = run_one(place, known, &input).await;
+    }
+    outcome.map_err(|reason| format!("command {name:?} {reason}"))
 }
 
-async fn run_one(place: &Place, known: &Command, input: Secret) -> Result<Secret, String> {
-    let spec = serde_json::to_string(&(&known.program, &place.hidden))
+/// Where no command may look, by the real names of now: besides what the worker may not see, files
+/// that proxyd shows as secrets.
+fn hidden(place: &Place) -> Vec<PathBuf> {
+    let shown = place.config.way_out.secret_files().into_iter();
+    let shown = shown.filter_map(|path| std::fs::canonicalize(path).ok());
+    place.hidden.iter().cloned().chain(shown).collect()
+}
+
+async fn run_one(place: &Place, known: &Command, input: &Secret) -> Result<Secret, String> {
+    let spec = serde_json::to_string(&(&known.program, hidden(place)))
         .map_err(|_| "has a path that is no text".to_owned())?;
     let mut starting = tokio::process::Command::from(place.exec.command(COMMAND_ROLE));
     starting.arg(spec).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -198,7 +244,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-async fn converse(child: &mut Child, input: Secret) -> Result<Secret, String> {
+async fn converse(child: &mut Child, input: &Secret) -> Result<Secret, String> {
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let write = async {
         if let Some(mut stdin) = stdin {

@@ -322,6 +322,14 @@ impl Store {
             .map_err(failed("read"))
     }
 
+    /// Forgets all tokens that were had for a secret.
+    pub(super) fn drop_tokens(&self, name: &str) -> Result<(), VaultError> {
+        self.db
+            .execute("DELETE FROM token WHERE name = ?1", [name])
+            .map(drop)
+            .map_err(failed("write"))
+    }
+
     /// Keeps a token that was had for a secret, until its end (seconds since 1970).
     pub(super) fn keep_token(
         &self,

@@ -291,3 +291,30 @@ async fn what_a_proxyd_could_not_revoke_the_next_one_does() {
     scene.revoked(&["db/creds/agents/L1"]).await;
     scene.proxyd.serves().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accounts_end_with_the_secret_of_the_login_by_which_they_were_made() {
+    let scene = Scene::start(3600).await;
+    let lease = scene.proxyd.lease().await;
+    asked(&lease, "api.test").await;
+    let logins = |maker: &Maker| maker.asked.iter().filter(|line| line.contains("login")).count();
+
+    scene.proxyd.put("bao", "SECRET-ID-CANARY-2").await;
+
+    // By the token of before: nobody has logged in by the new one.
+    scene.revoked(&["db/creds/agents/L1"]).await;
+    assert_eq!(logins(&scene.server()), 1);
+    asked(&lease, "api.test").await;
+    {
+        let maker = scene.server();
+        assert_eq!((maker.made, logins(&maker)), (2, 2));
+    }
+
+    scene.proxyd.remove("bao").await;
+
+    scene.revoked(&["db/creds/agents/L1", "db/creds/agents/L2"]).await;
+    let (status, body) = lease.get("api.test", "").await;
+    assert!(status == 502 && body.contains("credential_missing"), "{status} {body}");
+    assert_eq!(logins(&scene.server()), 2);
+    assert!(!scene.proxyd.log().contains("CANARY"));
+}

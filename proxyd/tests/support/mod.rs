@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "a failed step of the set-up fails the test")]
 
+mod processes;
 mod servers;
 mod upstream;
 
@@ -31,6 +32,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
+#[allow(unused_imports, reason = "each test binary uses its own part of this")]
+pub use processes::{children, proc};
 #[allow(unused_imports, reason = "each test binary uses its own part of this")]
 pub use servers::{answering, say};
 #[allow(unused_imports, reason = "each test binary uses its own part of this")]
@@ -85,7 +88,8 @@ impl Proxyd {
     }
 
     /// The same with files beside `proxyd.toml` and variables in the environment. `DIR` in the
-    /// lines and variables stands for the directory of that file.
+    /// lines and variables stands for the directory of that file. What lies in `credentials` there
+    /// has the mode in which systemd passes credentials.
     pub async fn with(
         policy: &str,
         upstreams: &[(&str, &Upstream)],
@@ -101,7 +105,13 @@ impl Proxyd {
         write(&layout.policies.join("dev.toml"), policy);
         let place = layout.config.display().to_string();
         for (name, text) in files {
-            write(&layout.config.join(name), text);
+            let path = layout.config.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            write(&path, text);
+            if name.starts_with("credentials/") {
+                let mode = std::fs::Permissions::from_mode(0o440);
+                std::fs::set_permissions(&path, mode).unwrap();
+            }
         }
         let mut config = more.replace("DIR", &place);
         for (name, upstream) in upstreams {

@@ -65,6 +65,12 @@ impl Proxyd {
         self.control().call(http::Method::PUT, &path, None, value).await.unwrap();
     }
 
+    /// Removes one.
+    pub async fn remove(&self, name: &str) {
+        let path = format!("/v1/secrets/{name}");
+        self.control().call(http::Method::DELETE, &path, None, Bytes::new()).await.unwrap();
+    }
+
     /// What is told of one.
     pub async fn secret(&self, name: &str) -> Option<SecretInfo> {
         let list: serde_json::Value = self.control().get("/v1/secrets").await.unwrap();

@@ -29,6 +29,8 @@ pub(in crate::vault) struct Flight {
     again: bool,
     /// Nobody may have what it brings any more.
     pub unwanted: bool,
+    /// An operator has changed a secret that it was asked with.
+    pub stale: bool,
 }
 
 /// What a question is asked with.
@@ -75,9 +77,9 @@ impl Child {
         let (number, key, begun) = (self.mints.numbers, key.clone(), Instant::now());
         let waiters = waiter.cloned().into_iter().collect();
         let (version, keys, renewal, again) = (None, Vec::new(), false, false);
-        let unwanted = false;
+        let (unwanted, stale) = (false, false);
         let flight =
-            Flight { key, version, forced, begun, waiters, keys, renewal, again, unwanted };
+            Flight { key, version, forced, begun, waiters, keys, renewal, again, unwanted, stale };
         self.mints.flights.insert(number, flight);
         let departed = self.depart(number);
         if departed.is_err() {
@@ -108,6 +110,7 @@ impl Child {
                 if let Some(flight) = self.mints.flights.get_mut(&number) {
                     flight.renewal = renewal;
                     flight.version = version;
+                    flight.stale = false;
                     flight.begun = Instant::now();
                 }
                 if forced && let Some(kept) = self.mints.kept.get_mut(&key) {
@@ -127,15 +130,22 @@ impl Child {
         can && self.mints.serves(key)
     }
 
+    pub(super) fn shown<'a>(&'a self, key: &'a Key) -> Result<Shown<'a>, VaultError> {
+        match key {
+            Key::Token(secret, _) => Ok(Shown::Secret(secret)),
+            Key::Value(secret) => self.backends.input(secret),
+            Key::Leased { .. } | Key::Revoke(_) => Ok(Shown::Login),
+            Key::Login => self.backends.login_input(),
+            Key::AwsLogin => self.backends.aws_login_input(),
+        }
+    }
+
     fn input(&mut self, key: &Key) -> Result<Input, VaultError> {
-        let shown = match key {
-            Key::Token(secret, _) => Shown::Secret(secret),
-            Key::Value(secret) => self.backends.input(secret)?,
-            Key::Leased { .. } | Key::Revoke(_) => Shown::Login,
-            Key::Login => self.backends.login_input()?,
-            Key::AwsLogin => self.backends.aws_login_input()?,
-        };
-        match shown {
+        if let (Key::Revoke(_), Some(former)) = (key, &self.mints.former) {
+            let value = Secret::concat(&[former.expose_secret()]);
+            return Ok(Input::Has { version: None, value });
+        }
+        match self.shown(key)? {
             Shown::Nothing => Ok(Input::Has { version: None, value: Secret::new(Vec::new()) }),
             Shown::Login => self.had(Key::Login),
             Shown::AwsLogin => self.had(Key::AwsLogin),
@@ -243,6 +253,11 @@ impl Child {
         body: Option<&Secret>,
     ) -> Result<Landed, VaultError> {
         let key = &flight.key;
+        // What was made all the same has to be revoked.
+        let made = matches!(key, Key::Leased { .. }) && !flight.renewal;
+        if flight.stale && !made {
+            return stale(fetched);
+        }
         match key {
             Key::Leased { .. } => return self.land_leased(flight, fetched, body),
             Key::Revoke(id) => return self.land_revocation(flight, id, fetched),
@@ -253,11 +268,7 @@ impl Child {
             && Some(self.store.current(secret)?.0) != flight.version
         {
             // An operator has stored another value meanwhile: the answer is about the former one.
-            return match fetched {
-                Fetched::Answered { .. } => Ok(Landed::Stale),
-                // A server that is silent or not there is so for every value.
-                Fetched::Failed { reason } => Err(VaultError::Unavailable(reason)),
-            };
+            return stale(fetched);
         }
         let meaning = match fetched {
             Fetched::Failed { reason } => Meaning::Later(reason),
@@ -420,6 +431,15 @@ impl Child {
                 meaning
             }
         }
+    }
+}
+
+/// An answer about a value that is no longer the secret's.
+fn stale(fetched: Fetched) -> Result<Landed, VaultError> {
+    match fetched {
+        Fetched::Answered { .. } => Ok(Landed::Stale),
+        // A server that is silent or not there is so for every value.
+        Fetched::Failed { reason } => Err(VaultError::Unavailable(reason)),
     }
 }
 
