@@ -42,7 +42,7 @@ struct Server {
     asked: Vec<String>,
     /// How the API answered, by status.
     answered: Vec<u16>,
-    /// What the token server says instead of a token.
+    /// What the token server says instead of a token; nothing at all where the status is 0.
     refusal: Option<(u16, &'static str)>,
     /// It has rotated and does not say so before it is told to.
     silent: Option<watch::Receiver<bool>>,
@@ -72,6 +72,9 @@ async fn login(mut stream: impl AsyncRead + AsyncWrite + Unpin, server: Shared) 
                 }
             }
         };
+        if status == 0 {
+            return;
+        }
         let silent = server.lock().unwrap().silent.clone();
         if let Some(mut silent) = silent
             && silent.wait_for(|speaks| *speaks).await.is_err()
@@ -242,6 +245,40 @@ async fn a_server_that_refuses_for_good_is_asked_once_and_the_secret_needs_a_log
     scene.put("refresh", "REFRESH-CANARY-0").await;
     assert_eq!(scene.secret("refresh").await.state, "ready");
     assert_eq!(ask(&lease, GET).await, good());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_token_servers_own_word_makes_a_login_needed() {
+    let scene = Scene::start().await;
+    let lease = scene.proxyd.lease().await;
+    for (status, error, needed) in [
+        (400, "invalid_grant", true),
+        (401, "", true),
+        (403, "access_denied", true),
+        (400, "", false),
+        (403, "blocked by a firewall", false),
+        (404, "", false),
+        (408, "", false),
+        (429, "invalid_grant", false),
+        (500, "", false),
+        (503, "temporarily_unavailable", false),
+        // It closes the connection.
+        (0, "", false),
+    ] {
+        scene.server.lock().unwrap().refusal = Some((status, error));
+        // Whoever failed with the former value may be asked again.
+        scene.put("refresh", "REFRESH-CANARY-0").await;
+
+        let answer = ask(&lease, GET).await;
+
+        let (code, state) = match needed {
+            true => ((502, "credential_needs_login".to_owned()), "needs_login"),
+            false => ((503, "secret_unavailable".to_owned()), "ready"),
+        };
+        assert_eq!(answer, code, "{status} {error}");
+        assert_eq!(scene.secret("refresh").await.state, state, "{status} {error}");
+    }
+    assert!(scene.answered().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,6 +34,24 @@ const ASSERTION_SECONDS: u64 = 540;
 const ASSERTION_BACK_SECONDS: u64 = 60;
 /// A server that says nothing means at least this; longer would keep a token that is long dead.
 const LIFE_SECONDS: u64 = 3600;
+/// By which a server says that it will not change its mind (RFC 6749, section 5.2; OpenID Connect
+/// Core, section 3.1.2.6; GitHub's own).
+const FOR_GOOD: &[&str] = &[
+    "access_denied",
+    "bad_refresh_token",
+    "consent_required",
+    "expired_token",
+    "incorrect_client_credentials",
+    "interaction_required",
+    "invalid_client",
+    "invalid_grant",
+    "invalid_request",
+    "invalid_scope",
+    "invalid_token",
+    "login_required",
+    "unauthorized_client",
+    "unsupported_grant_type",
+];
 /// Words of a token server that messages may quote.
 const WORD_BYTES_MAX: usize = 40;
 
@@ -247,11 +265,12 @@ pub(super) fn read(status: u16, body: &[u8], now: u64) -> Meaning {
     if let Some(word) = word {
         let _ = write!(reason, " {word}");
     }
-    let passing = matches!(word, Some("temporarily_unavailable" | "slow_down" | "server_error"));
+    // Proxies and firewalls in front of that server refuse too, and so does one under load: only
+    // its own word, or the status that can be about nothing else, says that the secret is no good.
+    let for_good = status == 401 || word.is_some_and(|word| FOR_GOOD.contains(&word));
     match status {
-        408 | 425 | 429 | 500.. => Meaning::Later(reason),
-        _ if passing => Meaning::Later(reason),
-        _ => Meaning::Refused(reason),
+        400 | 401 | 403 if for_good => Meaning::Refused(reason),
+        _ => Meaning::Later(reason),
     }
 }
 
@@ -262,12 +281,10 @@ fn token(answer: &Value, now: u64) -> Meaning {
         return Meaning::Later("the token server's answer holds no access token".into());
     };
     if text("token_type").is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) {
-        return Meaning::Refused("the token server gives no Bearer tokens".into());
+        return Meaning::Later("the token server gives no Bearer tokens".into());
     }
     if token.len() < ipc::vault::SECRET_BYTES_MIN {
-        return Meaning::Refused(
-            "the token server's tokens are too short to be searched for".into(),
-        );
+        return Meaning::Later("the token server's tokens are too short to be searched for".into());
     }
     // Some servers write the number as a text.
     let number = |value: &Value| {
@@ -389,7 +406,7 @@ mod tests {
             (
                 200,
                 r#"{"access_token":"SECRET-1","token_type":"DPoP"}"#,
-                "refused: the token server gives no Bearer tokens",
+                "later: the token server gives no Bearer tokens",
             ),
             (200, "<html>SECRET-1", "later: the token server's answer holds no access token"),
             (
@@ -397,7 +414,33 @@ mod tests {
                 r#"{"error":"invalid_grant"}"#,
                 "refused: the token server answers 400 invalid_grant",
             ),
-            (400, r#"{"error":"SECRET-1"}"#, "refused: the token server answers 400"),
+            (400, r#"{"error":"SECRET-1"}"#, "later: the token server answers 400"),
+            (400, "<html>", "later: the token server answers 400"),
+            (400, r#"{"error":"Invalid_Grant"}"#, "later: the token server answers 400"),
+            (403, "<html>SECRET-1", "later: the token server answers 403"),
+            (
+                403,
+                r#"{"message":"API rate limit exceeded"}"#,
+                "later: the token server answers 403",
+            ),
+            (
+                403,
+                r#"{"error":"access_denied"}"#,
+                "refused: the token server answers 403 access_denied",
+            ),
+            (302, "", "later: the token server answers 302"),
+            (404, "", "later: the token server answers 404"),
+            (408, "", "later: the token server answers 408"),
+            (
+                503,
+                r#"{"error":"invalid_grant"}"#,
+                "later: the token server answers 503 invalid_grant",
+            ),
+            (
+                429,
+                r#"{"error":"invalid_grant"}"#,
+                "later: the token server answers 429 invalid_grant",
+            ),
             (401, "", "refused: the token server answers 401"),
             (429, "", "later: the token server answers 429"),
             (400, r#"{"error":"slow_down"}"#, "later: the token server answers 400 slow_down"),

@@ -74,7 +74,8 @@ pub(super) fn secret(entry: &AwsEntry<'_>, fresh: Freshness, status: u16, body: 
                 return Meaning::Later("AWS Secrets Manager's answer cannot be read".to_owned());
             }
         },
-        (None, None) => return Meaning::Refused("the secret has no value".to_owned()),
+        // Not what such a server says, whoever does.
+        (None, None) => return Meaning::Later("the secret has no value".to_owned()),
     };
     let value = match entry.field {
         None => checked(whole.expose_secret()),

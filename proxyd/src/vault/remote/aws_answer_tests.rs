@@ -30,7 +30,7 @@ fn a_secret_is_read_as_text_bytes_or_a_field_and_refusals_are_told_apart() {
         ("a#other", 200, json.to_owned(), "refused: the secret is no JSON with a field"),
         ("a#token", 200, binary.to_owned(), "refused: the secret is no JSON with a field"),
         ("a", 200, r#"{"SecretString":"short"}"#.to_owned(), "refused: the value has less than"),
-        ("a", 200, "{}".to_owned(), "refused: the secret has no value"),
+        ("a", 200, "{}".to_owned(), "later: the secret has no value"),
         ("a", 200, "<html>AWS-CANARY".to_owned(), "later: AWS Secrets Manager's answer cannot"),
         ("a", 200, r#"{"SecretBinary":"*"}"#.to_owned(), "later: AWS Secrets Manager's answer"),
         (

@@ -118,8 +118,12 @@ pub(super) fn value(server: &OpenBao, entry: &Entry<'_>, status: u16, body: &[u8
         return refusal;
     }
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
-    let field = &answer["data"]["data"][entry.field];
-    let Some(text) = field.as_str() else {
+    let fields = &answer["data"]["data"];
+    if !fields.is_object() {
+        // Not what such a server says, whoever does.
+        return Meaning::Later("the OpenBao server's answer to a read holds no fields".to_owned());
+    }
+    let Some(text) = fields[entry.field].as_str() else {
         let field = entry.field;
         return Meaning::Refused(format!("the secret has no field {field:?} that is a text"));
     };
@@ -226,6 +230,14 @@ mod tests {
                 "refused: the secret has no field",
             ),
             (200, r#"{"data":{"data":{"token":7}}}"#, "refused: the secret has no field"),
+            (200, "<html>BAO-CANARY", "later: the OpenBao server's answer to a read holds no"),
+            (200, r#"{"data":{"data":null}}"#, "later: the OpenBao server's answer to a read"),
+            (200, r#"{"data":{"data":{"tok"#, "later: the OpenBao server's answer to a read"),
+            (400, "", "refused: the OpenBao server answers a read with 400"),
+            (401, "", "refused: the OpenBao server answers a read with 401"),
+            (408, "", "later: the OpenBao server answers a read with 408"),
+            (429, "", "later: the OpenBao server answers a read with 429"),
+            (472, "", "later: the OpenBao server answers a read with 472"),
             (
                 404,
                 r#"{"data":{"data":null}}"#,
