@@ -207,13 +207,13 @@ async fn each_lease_has_an_account_of_its_own_for_all_its_requests() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_lives_on_while_its_lease_does_and_ends_with_it() {
-    let scene = Scene::start(2).await;
+    let scene = Scene::start(4).await;
     let (one, two) = (scene.proxyd.lease().await, scene.proxyd.lease().await);
     asked(&one, "api.test").await;
     asked(&two, "api.test").await;
 
     // Nobody uses them.
-    scene.until("both live on", |maker| maker.renewals > 4).await;
+    scene.until("both live on", |maker| maker.renewals > 2).await;
     asked(&one, "api.test").await;
     assert_eq!(scene.server().made, 2);
 
