@@ -229,3 +229,60 @@ fn a_second_one_in_the_same_place_says_who_is_there_and_leaves_it_alone() {
     assert!(errors.contains("4711") && errors.contains("--runtime-dir"), "{errors}");
     assert!(run.join("proxyd.sock").exists());
 }
+
+/// What is said to whoever comes to a place that a process has already.
+fn refused(mut command: Command, process: rustix::process::Pid, place: &Path) -> String {
+    let begun = Instant::now();
+    let output = command.output().unwrap();
+    let errors = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    // A vault that was waited for takes longer than this.
+    assert!(begun.elapsed() < DEADLINE / 2, "{:?}: {errors}", begun.elapsed());
+    let pid = process.as_raw_nonzero();
+    assert!(errors.contains(&format!("process {pid} (")), "{pid} is not named: {errors}");
+    assert!(errors.contains(place.to_str().unwrap()), "{place:?} is not named: {errors}");
+    errors
+}
+
+#[test]
+fn whoever_comes_to_a_state_or_a_socket_in_use_is_told_at_once_whose_it_is() {
+    let place = tempfile::tempdir().unwrap();
+    let (run, state) = (place.path().join("run"), place.path().join("state"));
+    let mut first = up(place.path(), &[]).spawn().unwrap();
+    let mut said = std::io::BufReader::new(first.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("Ctrl-C drains") {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended");
+    }
+    // Nobody may be held up because this test does not read on.
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+    let serves = |daemon: &str| served_by(&run.join(format!("{daemon}.sock"))).unwrap();
+    let elsewhere = place.path().join("elsewhere");
+    let by_hand = |daemon: &str, runtime: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cleanhands"));
+        command.args([daemon, "--runtime-dir"]).arg(runtime).arg("--state-dir").arg(&state);
+        command.arg("--policies-dir").arg(place.path().join("policies"));
+        command.env_clear().env("HOME", place.path()).stdin(Stdio::null());
+        command
+    };
+
+    let mut again = Command::new(env!("CARGO_BIN_EXE_cleanhands"));
+    again.args(["up", "--runtime-dir"]).arg(&elsewhere).arg("--state-dir").arg(&state);
+    again.arg("--policies").arg(place.path().join("policies"));
+    again.env_clear().env("HOME", place.path()).stdin(Stdio::null());
+    let errors = refused(again, serves("proxyd"), &state.join("proxyd"));
+    assert!(errors.contains("--state-dir of its own"), "{errors}");
+    for daemon in ["proxyd", "sandboxd"] {
+        let command = by_hand(daemon, &elsewhere);
+        let errors = refused(command, serves(daemon), &state.join(daemon));
+        assert!(errors.contains("--state-dir of its own"), "{errors}");
+    }
+    // Any number of harnessd may go by one log, each on a socket of its own.
+    let errors = refused(by_hand("harnessd", &run), serves("harnessd"), &run);
+    assert!(errors.contains("--runtime-dir of its own"), "{errors}");
+
+    let pid = rustix::process::Pid::from_child(&first);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(ended(first), Some(0));
+}

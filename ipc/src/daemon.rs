@@ -13,7 +13,7 @@ use std::process::Command;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-pub use hold::{HoldError, Holder, hold};
+pub use hold::{Held, HoldError, Holder, hold};
 
 /// How to execute this program again in another role: `cleanhands` links all daemons and needs
 /// the daemon's name first, the packaged daemons need nothing.
@@ -71,8 +71,11 @@ pub enum ListenError {
     Open { path: PathBuf, mode: u32 },
     #[error("directory {path} belongs to uid {uid}, not to this user")]
     Foreign { path: PathBuf, uid: u32 },
-    #[error("another process serves {path}")]
-    InUse { path: PathBuf },
+    #[error(
+        "{} is served by {holder}\nend that first, or give this one a --runtime-dir of its own",
+        path.display()
+    )]
+    InUse { path: PathBuf, holder: Holder },
     #[error("cannot listen on {path}: {source}")]
     Bind { path: PathBuf, source: std::io::Error },
 }
@@ -115,8 +118,8 @@ pub fn listen(inherited: &mut Inherited, path: &Path, kind: Kind) -> Result<Owne
         source: source.into(),
     };
     let address = SocketAddrUnix::new(path).map_err(bind)?;
-    if answers(&address, kind) {
-        return Err(ListenError::InUse { path: path.to_owned() });
+    if let Some(holder) = answers(&address, kind) {
+        return Err(ListenError::InUse { path: path.to_owned(), holder });
     }
     match rustix::fs::unlink(path) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
@@ -145,8 +148,12 @@ fn new_socket(kind: Kind) -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
 }
 
-fn answers(address: &SocketAddrUnix, kind: Kind) -> bool {
-    new_socket(kind).is_ok_and(|socket| rustix::net::connect(&socket, address).is_ok())
+/// Who listens there, if anybody does.
+fn answers(address: &SocketAddrUnix, kind: Kind) -> Option<Holder> {
+    let socket = new_socket(kind).ok()?;
+    rustix::net::connect(&socket, address).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket).ok();
+    Some(Holder::of(peer.map(|peer| peer.pid.as_raw_nonzero().get())))
 }
 
 /// Tells systemd that the daemon serves (sd_notify(3)); does nothing elsewhere.
@@ -190,7 +197,10 @@ mod tests {
         drop(first);
         let third = listen(&mut nothing(), &path, Kind::Stream);
 
-        assert!(matches!(second, Err(ListenError::InUse { .. })), "{second:?}");
+        let refused = second.unwrap_err().to_string();
+        let expected = format!("{} is served by process {} (", path.display(), std::process::id());
+        assert!(refused.starts_with(&expected), "{refused}");
+        assert!(refused.ends_with("--runtime-dir of its own"), "{refused}");
         assert!(third.is_ok(), "{third:?}");
     }
 

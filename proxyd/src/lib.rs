@@ -74,6 +74,8 @@ const POLICY_LOOK: Duration = Duration::from_secs(1);
 /// What every connection needs.
 pub(crate) struct Daemon {
     trusted_uids: Vec<u32>,
+    /// The state directory, for this process alone.
+    _held: ipc::daemon::Held,
     policies: Policies,
     configured: Configured,
     vault: Vault,

@@ -7,7 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ipc::daemon::{Inherited, Kind, ListenError, SelfExec, listen, private_directory};
+use ipc::daemon::{
+    Held, HoldError, Inherited, Kind, ListenError, SelfExec, hold, listen, private_directory,
+};
 use ipc::fd::ChannelListener;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +44,8 @@ pub enum StartError {
     Vault(#[from] VaultError),
     #[error("{0}")]
     Listen(#[from] ListenError),
+    #[error("{0}")]
+    Hold(#[from] HoldError),
     #[error("cannot use {what}: {source}")]
     State { what: String, source: std::io::Error },
     #[error("cannot confine itself: {0}")]
@@ -117,6 +121,7 @@ pub struct Prepared {
     leases: Leases,
     audit: Audit,
     sockets: [std::os::fd::OwnedFd; 3],
+    held: Held,
 }
 
 /// Everything that needs more than this process will be allowed to do, then the confinement.
@@ -129,11 +134,12 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     let (key, former) = (key_source(&config)?, former_key_source(&config)?);
     let state = config.state();
     private_directory(&state)?;
+    // Before anything in it is touched or waited for: a second proxyd would do both.
+    let held = hold(&state)?;
     private_directory(&state.join("audit"))?;
     private_directory(&state.join("policies"))?;
     // What is synced below must be found again by its name.
-    std::fs::File::open(&state)
-        .and_then(|opened| opened.sync_all())
+    held.sync()
         .map_err(|source| StartError::State { what: state.display().to_string(), source })?;
     let policies = Policies::load(&config.layout.policies, &state.join("policies"))?;
     let mut inherited = Inherited::from_environment()
@@ -160,7 +166,7 @@ pub fn prepare(exec: &SelfExec, config: Config) -> Result<Prepared, StartError> 
     let upstreams = Upstreams::new(ways, config.resolver.clone(), vault.clone());
     confine(&config)?;
     let audit = Audit::open(&state.join("audit"))?;
-    Ok(Prepared { config, policies, vault, facts, upstreams, leases, audit, sockets })
+    Ok(Prepared { config, policies, vault, facts, upstreams, leases, audit, sockets, held })
 }
 
 /// What the traffic process may still touch: its own state to write, what names, trust and
@@ -258,6 +264,7 @@ pub fn assemble(prepared: Prepared) -> Result<(Arc<Daemon>, Sockets), StartError
         leaves: Leaves::new(prepared.vault.clone())?,
         rotation: Rotation::default(),
         vault: prepared.vault,
+        _held: prepared.held,
         facts: prepared.facts,
         audit: prepared.audit,
         leases: Arc::new(prepared.leases),

@@ -7,14 +7,12 @@
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipc::daemon::{Inherited, Kind, ListenError, SelfExec};
+use ipc::daemon::{Held, HoldError, Inherited, Kind, ListenError, SelfExec};
 use ipc::fd::ChannelListener;
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -69,8 +67,8 @@ enum RunError {
     Journal(#[from] JournalError),
     #[error("{what}: {source}")]
     Start { what: String, source: std::io::Error },
-    #[error("another sandboxd uses {state}")]
-    InUse { state: PathBuf },
+    #[error("{0}")]
+    Hold(#[from] HoldError),
     #[error("the zygote ended: no sandbox can be made any more")]
     Broken,
 }
@@ -83,7 +81,7 @@ struct Prepared {
     control: OwnedFd,
     exec: OwnedFd,
     /// Holds the state directory for this process alone.
-    _lock: OwnedFd,
+    _held: Held,
 }
 
 /// Runs the daemon; `args` are its flags.
@@ -148,7 +146,8 @@ fn prepare(prefix: &[&str], config: Config) -> Result<Prepared, RunError> {
     let host = probe::with(&zygote)?;
     let state = config.state();
     ipc::daemon::private_directory(&state)?;
-    let lock = lock(&state)?;
+    // A second daemon on the same state would take this one's running calls for lost ones.
+    let held = ipc::daemon::hold(&state)?;
     let mut inherited =
         Inherited::from_environment().map_err(start("cannot take the sockets of systemd"))?;
     let control = ipc::daemon::listen(&mut inherited, &config.layout.sandboxd(), Kind::Stream)?;
@@ -159,7 +158,7 @@ fn prepare(prefix: &[&str], config: Config) -> Result<Prepared, RunError> {
     let confined =
         sys::confine_self(&read, &write).map_err(start("cannot confine this process"))?;
     tracing::info!(confined, mode = host.mode, "prepared");
-    Ok(Prepared { config, host, zygote, control, exec, _lock: lock })
+    Ok(Prepared { config, host, zygote, control, exec, _held: held })
 }
 
 /// Each sandbox costs about a dozen descriptors; the soft limit is 1,024 on most hosts.
@@ -170,21 +169,8 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// A second daemon on the same state would take this one's running calls for lost ones.
-fn lock(state: &Path) -> Result<OwnedFd, RunError> {
-    let path = state.join("lock");
-    let fail = start(&format!("cannot lock {}", path.display()));
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| fail(e.into()))?;
-    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(fd),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(RunError::InUse { state: state.to_owned() }),
-        Err(error) => Err(fail(error.into())),
-    }
-}
-
 async fn serve(prepared: Prepared) -> Result<(), RunError> {
-    let Prepared { config, host, zygote, control, exec, _lock } = prepared;
+    let Prepared { config, host, zygote, control, exec, _held } = prepared;
     let state = config.state();
     let journal = Journal::open(&state, receipt::unknown_outcome)?;
     let apart = Apart::new(config.apart());

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use ipc::daemon::{Held, hold};
 use ipc::vault::AuditKind;
 
 use super::index::Index;
@@ -27,7 +28,7 @@ const WAITING_BYTES_MAX: usize = 128 * 1024;
 pub(super) struct Journal {
     dir: PathBuf,
     /// Held while this process writes here; another one would break the chain.
-    lock: Option<File>,
+    lock: Option<Held>,
     file: Arc<File>,
     /// The first record of the current segment.
     first: u64,
@@ -68,17 +69,14 @@ pub(super) fn parse_header(bytes: &[u8]) -> Option<(u64, Hash)> {
 impl Journal {
     pub(super) fn open(dir: &Path) -> Result<Self, AuditError> {
         std::fs::create_dir_all(dir).map_err(cannot_write)?;
-        let lock = File::open(dir).map_err(cannot_write)?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
-            |error| cannot_write(format!("{}: in use by another proxyd ({error})", dir.display())),
-        )?;
+        let lock = hold(dir).map_err(cannot_write)?;
         let segments = read::segments(dir)?;
         let (first, file, found) = match segments.last() {
             Some((first, path)) => recover(*first, path, &segments)?,
             None => begin(dir, 1, &BEGINNING)?,
         };
         // A sync of a new file does not cover its name.
-        lock.sync_all().map_err(cannot_write)?;
+        lock.sync().map_err(cannot_write)?;
         let mut journal = Self {
             dir: dir.to_owned(),
             lock: Some(lock),
@@ -217,7 +215,7 @@ impl Journal {
     pub(super) fn take_unsynced(&mut self) -> Vec<Arc<File>> {
         let mut files = std::mem::take(&mut self.unsynced);
         if !files.is_empty()
-            && let Some(directory) = self.lock.as_ref().and_then(|lock| lock.try_clone().ok())
+            && let Some(directory) = self.lock.as_ref().and_then(|lock| lock.to_sync().ok())
         {
             files.push(Arc::new(directory));
         }

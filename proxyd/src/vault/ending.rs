@@ -6,12 +6,10 @@
 //! answers to questions with refresh tokens that had been sent are in the store, or have failed.
 //! Nothing new is asked then. The next vault waits until this one has let go of the store.
 
-use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use ipc::daemon::{HoldError, hold};
 
 use super::child::Child;
 use super::workers::Which;
@@ -28,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The right to open the store below a directory; another process gets it when this one has ended.
 pub(super) struct Held {
-    _directory: File,
+    _directory: ipc::daemon::Held,
 }
 
 impl Held {
@@ -38,25 +36,20 @@ impl Held {
     }
 
     fn within(directory: &Path, patience: Duration) -> Result<Self, VaultError> {
-        let failed = |error: &dyn std::fmt::Display| {
-            let directory = directory.display();
-            VaultError::Failed(format!("cannot hold the vault in {directory}: {error}"))
-        };
-        let held = File::open(directory).map_err(|error| failed(&error))?;
         let end = Instant::now() + patience;
         let mut said = false;
         loop {
-            match flock(&held, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { _directory: held }),
-                Err(Errno::WOULDBLOCK) if Instant::now() < end => {}
-                Err(Errno::WOULDBLOCK) => {
-                    return Err(failed(&"another proxyd's vault process uses it; end that first"));
+            let holder = match hold(directory) {
+                Ok(held) => return Ok(Self { _directory: held }),
+                Err(HoldError::InUse { holder, .. }) if Instant::now() < end => holder,
+                Err(error) => {
+                    return Err(VaultError::Failed(format!("cannot open the vault: {error}")));
                 }
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(failed(&error)),
-            }
+            };
             if !said {
-                ipc::say::line("proxyd vault: waits until the former one has stored an answer");
+                ipc::say::line(format_args!(
+                    "proxyd vault: waits until the former one, {holder}, has stored an answer"
+                ));
                 said = true;
             }
             std::thread::sleep(LOOK);
