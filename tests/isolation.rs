@@ -1,4 +1,6 @@
 //! Promise: what runs in a sandbox sees and reaches nothing of the host, whatever it tries.
+use std::path::Path;
+
 use cleanhands_tests::installation::{Installation, Setup};
 
 const POLICY: &str = "[sandbox]\nroot = \"host\"\n";
@@ -145,6 +147,31 @@ fn a_directory_that_holds_or_lies_in_the_daemons_own_is_no_workspace() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{}", workspace.display());
         assert!(said.contains("belongs to the daemons"), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_directory_of_the_kernels_or_of_the_hosts_services_is_no_workspace() {
+    let installation = started();
+    let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+    let own = Path::new("/proc").join(std::process::id().to_string());
+
+    for (workspace, part) in [
+        (shared.path(), "it is or lies in /dev, the host's devices"),
+        (own.as_path(), "it lies in a file system of the kernel's, proc"),
+    ] {
+        let output = installation
+            .command(&["exec"])
+            .args(["--environment", "dev", "--workspace"])
+            .arg(workspace)
+            .args(["--", "ls", "/workspace"])
+            .output()
+            .unwrap();
+
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{}", workspace.display());
+        assert!(said.contains(part), "{said}");
         assert!(output.stdout.is_empty());
     }
 }

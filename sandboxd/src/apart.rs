@@ -1,15 +1,24 @@
-//! The directories that no sandbox may be shown: the daemons' own.
+//! The directories that no sandbox may be shown: the daemons' own, and the host's that hold no
+//! files of anybody's but its services and its kernel.
 //!
 //! A sandbox that could write its policy file, or read the vault's key beside it, would have no
-//! policy. So a workspace, or a directory that a policy names, is refused where it is one of these
-//! directories, lies in one, or holds one, by whatever path it was named: directories are compared
-//! by device and inode all the way up.
+//! policy; one with `/run` could ask the host's services. So a workspace, or a directory that a
+//! policy names, is refused where it is one of these directories, lies in one, or holds one, by
+//! whatever path it was named: directories are compared by device and inode all the way up.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ipc::fault::{Code, Fault};
 use serde::{Deserialize, Serialize};
+
+/// The host's own, on every host.
+const HOST: [(&str, &str); 4] = [
+    ("/run", "where the host's services have their sockets"),
+    ("/dev", "the host's devices"),
+    ("/proc", "the host's processes"),
+    ("/sys", "the host's kernel"),
+];
+const DAEMONS: &str = "which belongs to the daemons";
 
 /// The directories of this installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,21 +28,6 @@ impl Apart {
     /// Absolute paths; one that does not exist yet counts through the parents it has.
     pub fn new(directories: Vec<PathBuf>) -> Self {
         Self(directories)
-    }
-
-    /// Whether a workspace at `path` is clear of all of them. A workspace that is one of sandboxd's
-    /// own making is not asked about.
-    pub fn check(&self, path: &Path) -> Result<(), Fault> {
-        match self.conflict_of(path, &ways_up(path)) {
-            None => Ok(()),
-            Some(why) => {
-                Err(Fault::new(Code::Denied, format!("workspace {}: {why}", path.display()))
-                    .with_hint(
-                        "use another directory, or start the daemons with their policies, \
-                         configuration and state outside of what agents work on",
-                    ))
-            }
-        }
     }
 
     /// Why the directory with this device and inode, opened by a path without links, is not clear
@@ -47,13 +41,19 @@ impl Apart {
     /// Why something mounted below a directory must not be shown with it: it is one of them, or
     /// holds one, at another place.
     pub fn shown_by(&self, identity: (u64, u64)) -> Option<String> {
-        let shown = self.0.iter().find(|kept| ways_up(kept).contains(&identity))?;
-        Some(format!("it shows {}, which belongs to the daemons", shown.display()))
+        let (shown, what) = self.all().find(|(kept, _)| ways_up(kept).contains(&identity))?;
+        Some(format!("it shows {}, {what}", shown.display()))
+    }
+
+    /// Each with what it is.
+    fn all(&self) -> impl Iterator<Item = (&Path, &'static str)> {
+        let own = self.0.iter().map(|path| (path.as_path(), DAEMONS));
+        own.chain(HOST.iter().map(|&(path, what)| (Path::new(path), what)))
     }
 
     fn conflict_of(&self, path: &Path, ways: &[(u64, u64)]) -> Option<String> {
         let real_path = real(path);
-        self.0.iter().find_map(|kept| {
+        self.all().find_map(|(kept, what)| {
             let (above, real_kept) = (ways_up(kept), real(kept));
             // `kept` may not exist; then its first entry is the nearest parent, which is not it.
             let exists = kept.exists();
@@ -66,7 +66,7 @@ impl Apart {
                 (_, true) => "holds",
                 _ => return None,
             };
-            Some(format!("it {how} {}, which belongs to the daemons", kept.display()))
+            Some(format!("it {how} {}, {what}", kept.display()))
         })
     }
 }
@@ -96,6 +96,13 @@ fn real(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    /// What is said of the directory that this path leads to.
+    fn said(apart: &Apart, path: &Path) -> Option<String> {
+        let path = path.canonicalize().unwrap();
+        let meta = std::fs::metadata(&path).unwrap();
+        apart.conflict(&path, (meta.dev(), meta.ino()))
+    }
+
     #[test]
     fn what_is_holds_or_lies_in_a_directory_of_the_daemons_is_refused_by_any_name() {
         let dir = tempfile::tempdir().unwrap();
@@ -108,10 +115,10 @@ mod tests {
         for refused in
             ["project", "project/policies", "project/policies/more", "alias", ".", "alias/.."]
         {
-            let outcome = apart.check(&dir.path().join(refused));
-            assert_eq!(outcome.unwrap_err().code, Code::Denied, "{refused}");
+            let said = said(&apart, &dir.path().join(refused));
+            assert!(said.is_some_and(|why| why.contains(DAEMONS)), "{refused}");
         }
-        assert_eq!(apart.check(&top.join("src")), Ok(()));
+        assert_eq!(said(&apart, &top.join("src")), None);
     }
 
     #[test]
@@ -120,7 +127,25 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("beside")).unwrap();
         let apart = Apart::new(vec![dir.path().join("later/state")]);
 
-        assert!(apart.check(dir.path()).is_err());
-        assert_eq!(apart.check(&dir.path().join("beside")), Ok(()));
+        assert!(said(&apart, dir.path()).is_some());
+        assert_eq!(said(&apart, &dir.path().join("beside")), None);
+    }
+
+    #[test]
+    fn what_is_holds_or_lies_in_a_directory_of_the_hosts_own_is_refused() {
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        let own = Path::new("/proc").join(std::process::id().to_string());
+
+        for (path, part) in [
+            (Path::new("/run"), "it is or lies in /run"),
+            (Path::new("/"), "it holds /run"),
+            (shared.path(), "it is or lies in /dev"),
+            (&own, "it is or lies in /proc"),
+            (Path::new("/sys/kernel"), "it is or lies in /sys"),
+        ] {
+            let said = said(&Apart::default(), path).unwrap_or_default();
+
+            assert!(said.contains(part), "{}: {said}", path.display());
+        }
     }
 }

@@ -1,6 +1,7 @@
-//! Opens the directories of the host that a policy names, and judges what it opened.
+//! Opens the directories of the host that a policy or a caller names, and judges what it opened:
+//! mounts, roots and workspaces alike.
 //!
-//! A policy's path may lead through a directory that an earlier sandbox could write, so what lies
+//! Such a path may lead through a directory that an earlier sandbox could write, so what lies
 //! there was chosen by a command: no link is followed, and what is judged, and then mounted, is the
 //! opened directory and never the path again. An operator's own link is refused too, since nothing
 //! tells it from a planted one.
@@ -91,7 +92,9 @@ fn linked(path: &Path) -> String {
         |real| format!("if {} is what is meant, write that", real.display()),
     );
     let link = link.display();
-    format!("{link} is a symbolic link, and a policy's directory is reached through none; {leads}")
+    format!(
+        "{link} is a symbolic link, and what a sandbox is shown is reached through none; {leads}"
+    )
 }
 
 /// Why the opened directory must not be shown.
@@ -107,9 +110,6 @@ fn objection(
         return Ok(Some(format!("it was moved to {} meanwhile", real.display())));
     }
     let stat = rustix::fs::fstat(directory)?;
-    if let Some(why) = apart.conflict(path, (stat.st_dev, stat.st_ino)) {
-        return Ok(Some(why));
-    }
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     let mounts = mounts(&std::fs::read("/proc/self/mountinfo")?);
@@ -117,6 +117,9 @@ fn objection(
         && KERNEL.contains(&&*own.kind)
     {
         return Ok(Some(format!("it lies in a file system of the kernel's, {}", own.kind)));
+    }
+    if let Some(why) = apart.conflict(path, (stat.st_dev, stat.st_ino)) {
+        return Ok(Some(why));
     }
     let below = mounts.iter().filter(|mount| mount.at != path && mount.at.starts_with(path));
     match extent {

@@ -7,7 +7,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use ipc::fault::{Code, Fault};
 use ipc::id::{SandboxId, SessionId};
@@ -16,6 +16,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::apart::Apart;
+use crate::source::{self, Extent, Refusal};
+use crate::tools::reach::reason;
 
 /// Begins the names of workspaces that are being removed: no id begins so.
 const REMOVED: &str = ".removed-";
@@ -140,6 +142,12 @@ impl Workspaces {
         if !Path::new(path).is_absolute() {
             return Err(invalid("the path is not absolute".into()));
         }
+        let plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+        if !Path::new(path).components().all(plain) {
+            return Err(invalid("the path must be without `..`".into()));
+        }
+        // Without the slashes and dots that say nothing.
+        let plain: PathBuf = Path::new(path).components().collect();
         let passed = rustix::fs::fstat(directory).map_err(|e| invalid(e.to_string()))?;
         if FileType::from_raw_mode(passed.st_mode) != FileType::Directory {
             return Err(invalid("the descriptor is no directory".into()));
@@ -151,7 +159,7 @@ impl Workspaces {
         }
         let registered = Registered {
             owner: peer.owner(),
-            path: path.to_owned(),
+            path: plain.to_string_lossy().into_owned(),
             device: passed.st_dev,
             inode: passed.st_ino,
         };
@@ -159,32 +167,39 @@ impl Workspaces {
         Ok(registered)
     }
 
-    /// Looks whether the path still leads to the directory that was shown, and whether it is clear
-    /// of the daemons' own.
+    /// Looks whether the path still leads to the directory that was shown, and whether a sandbox
+    /// may be shown it: by the judgement that a policy's mounts get (`crate::source`).
     pub fn verify(&self, registered: &Registered) -> Result<Workspace, Fault> {
-        let path = PathBuf::from(&registered.path);
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let found = rustix::fs::open(&path, flags, Mode::empty()).and_then(rustix::fs::fstat);
+        let named = &registered.path;
+        let path = PathBuf::from(named);
+        let directory = source::open(&path, &self.apart, Extent::Whole)
+            .map_err(|refusal| refused(named, refusal))?;
+        let stat = rustix::fs::fstat(&directory)
+            .map_err(|error| refused(named, Refusal::Io(error.into())))?;
         let identity = (registered.device, registered.inode);
-        match found {
-        Ok(stat) if (stat.st_dev, stat.st_ino) == identity => {
-            self.apart.check(&path)?;
-            Ok(Workspace { path, identity })
+        if (stat.st_dev, stat.st_ino) != identity {
+            let text = format!("workspace {named}: another directory is there now");
+            return Err(Fault::new(Code::Missing, text).with_hint("show the directory again"));
         }
-        Ok(_) => Err(Fault::new(
-            Code::Missing,
-            format!("workspace {}: another directory is there now", registered.path),
-        )
-        .with_hint("show the directory again")),
-        Err(error) => Err(Fault::new(
-            Code::Missing,
-            format!("workspace {}: {}", registered.path, crate::tools::reach::reason(error)),
-        )
-        .with_hint(
-            "sandboxd must be able to reach the directory by this path: as a service it sees only \
-             what its unit lets in (BindPaths=)",
-        )),
+        Ok(Workspace { path, identity })
     }
+}
+
+fn refused(named: &str, refusal: Refusal) -> Fault {
+    match refusal {
+        Refusal::Judged { why, .. } => {
+            Fault::new(Code::Denied, format!("workspace {named}: {why}")).with_hint(
+                "use another directory, or start the daemons with their policies, configuration \
+                 and state outside of what agents work on",
+            )
+        }
+        Refusal::Io(error) => {
+            let why = Errno::from_io_error(&error).map_or_else(|| error.to_string(), reason);
+            Fault::new(Code::Missing, format!("workspace {named}: {why}")).with_hint(
+                "sandboxd must be able to reach the directory by this path: as a service it sees \
+                 only what its unit lets in (BindPaths=)",
+            )
+        }
     }
 }
 
@@ -293,6 +308,43 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
 
         assert!(verify(&known).unwrap_err().text.contains("another directory"));
+    }
+
+    #[test]
+    fn a_workspace_is_judged_as_a_mount_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(top.join("real/data")).unwrap();
+        std::os::unix::fs::symlink("real", top.join("link")).unwrap();
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        let workspaces = Workspaces { root: top.join("state"), apart: Apart::default() };
+        let register = |path: &Path| {
+            workspaces.register(&Principal::own(), &passed(path), path.to_str().unwrap())
+        };
+        let said = |path: &Path| {
+            let fault = register(path).unwrap_err();
+            assert_eq!(fault.code, Code::Denied, "{fault}");
+            fault.text
+        };
+
+        assert!(said(&top.join("link/data")).contains("link is a symbolic link"));
+        assert!(said(shared.path()).contains("the host's devices"));
+        let own = Path::new("/proc").join(std::process::id().to_string());
+        assert!(said(&own).contains("a file system of the kernel's, proc"));
+        for path in ["/", "/run"] {
+            let stat = std::fs::metadata(path).unwrap();
+            let known = Registered {
+                owner: Principal::own().owner(),
+                path: path.into(),
+                device: stat.dev(),
+                inode: stat.ino(),
+            };
+            assert_eq!(workspaces.verify(&known).unwrap_err().code, Code::Denied, "{path}");
+        }
+        assert_eq!(register(&top.join("real/../real")).unwrap_err().code, Code::Invalid);
+        let path = format!("{}/real//./data/", top.display());
+        let known = workspaces.register(&Principal::own(), &passed(path.as_ref()), &path).unwrap();
+        assert_eq!(known.path, top.join("real/data").to_str().unwrap());
     }
 
     #[test]
