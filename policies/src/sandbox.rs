@@ -10,6 +10,8 @@ pub struct SandboxTable {
     pub memory_bytes: u64,
     pub processes: u32,
     pub disk_bytes: u64,
+    /// Whether the file itself names the limit: then a weaker one is not what it says.
+    pub disk_named: bool,
     /// After this a tool call is killed, unless it asked for less.
     pub tool_timeout: Duration,
     /// After this without a call the sandbox is ended; its workspace stays.
@@ -68,6 +70,7 @@ impl Default for SandboxTable {
             memory_bytes: 2 << 30,
             processes: 256,
             disk_bytes: 4 << 30,
+            disk_named: false,
             tool_timeout: Duration::from_secs(120),
             idle_timeout: Duration::from_secs(600),
             packages: Packages::default(),

@@ -101,6 +101,8 @@ pub struct Limits {
     /// Size of the private `/tmp`, `/dev/shm` and home directory, each.
     pub tmp_bytes: u64,
     pub cpu_seconds: Option<u64>,
+    /// Whether those of memory and processes must hold for the whole sandbox.
+    pub required: bool,
 }
 
 /// What the policy does not say about one sandbox.
@@ -126,8 +128,8 @@ pub enum PlanError {
     )]
     HostPackages,
     #[error(
-        "limits are required, and this version limits disk for each file only, not for the whole \
-         workspace"
+        "limits are required, and disk can be limited for each file only, not for the whole \
+         workspace: leave out `disk`, or `limits`"
     )]
     Limits,
 }
@@ -196,7 +198,7 @@ fn check_means(table: &SandboxTable) -> Result<(), PlanError> {
     if table.root == policies::Root::Host && !table.packages.apt.is_empty() {
         return Err(PlanError::HostPackages);
     }
-    if table.limits_required { Err(PlanError::Limits) } else { Ok(()) }
+    if table.limits_required && table.disk_named { Err(PlanError::Limits) } else { Ok(()) }
 }
 
 /// An absolute path without `.`, `..` and doubled slashes.
@@ -229,6 +231,7 @@ fn limits(table: &SandboxTable) -> Limits {
         open_files: OPEN_FILES_MAX,
         tmp_bytes: (table.memory_bytes / 2).min(table.disk_bytes).min(TMP_BYTES_MAX),
         cpu_seconds: None,
+        required: table.limits_required,
     }
 }
 
@@ -332,7 +335,8 @@ mod tests {
 
     #[test]
     fn what_this_version_cannot_do_is_refused_and_not_left_out() {
-        let limits = SandboxTable { limits_required: true, ..SandboxTable::default() };
+        let required = SandboxTable { limits_required: true, ..SandboxTable::default() };
+        let limits = SandboxTable { disk_named: true, ..required.clone() };
 
         let mut packages = policies::Packages::default();
         packages.apt.push("jq".into());
@@ -343,6 +347,7 @@ mod tests {
         };
 
         assert_eq!(plan(&limits, &facts()), Err(PlanError::Limits));
+        assert!(plan(&required, &facts()).unwrap().limits.required);
         assert_eq!(plan(&of_host, &facts()), Err(PlanError::HostPackages));
         assert!(plan(&of_root, &facts()).is_ok());
     }

@@ -111,7 +111,7 @@ mod tests {
         let root = |name: &str| format!("root = \"{}/{name}\"", top.display());
 
         for (line, everywhere, part) in [
-            ("limits = \"required\"".to_owned(), true, "limits"),
+            ("limits = \"required\"\ndisk = \"1GiB\"".to_owned(), true, "limits"),
             (mount("none"), false, "No such file"),
             (mount("state/inner"), false, "belongs to the daemons"),
             (root("none"), false, "No such file"),

@@ -153,6 +153,7 @@ fn scratch() -> SandboxPlan {
             open_files: 64,
             tmp_bytes: 1 << 20,
             cpu_seconds: None,
+            required: false,
         },
         landlock_floor: 1,
         ports: Vec::new(),

@@ -147,6 +147,12 @@ fn make_cell(means: &mut Means, make: Make, cell: &OwnedFd) -> Result<(), Failur
     };
     let (mapped, tell) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(kernel("pipe"))?;
+    if make.plan.limits.required
+        && let Groups::None(why) = &means.groups
+    {
+        let text = cgroup::required(why);
+        return Err(Failure { step: "limits".to_owned(), errno: None, text });
+    }
     means.made += 1;
     let group =
         means.groups.make(means.made, &make.plan.limits).map_err(failed("control group"))?;

@@ -89,3 +89,25 @@ async fn what_a_call_writes_to_a_disk_is_counted_with_it() {
     assert!((expected..expected + (1 << 20)).contains(&written(&wrote)), "{wrote:?}");
     assert!(written(&after) < 1 << 20, "{after:?}");
 }
+
+/// What the receipt of an ordinary call names decides which of the two must be seen.
+#[tokio::test(flavor = "multi_thread")]
+async fn required_limits_hold_for_the_whole_sandbox_or_there_is_none() {
+    let daemon = Daemon::start().await;
+    let ordinary = run_in(&daemon, "limits = \"available\"", "true", 30_000).await;
+    let held = ordinary.layers.iter().find(|layer| layer.name == "limits").unwrap();
+
+    let required = run_in(&daemon, "limits = \"required\"", "echo ran", 30_000).await;
+    let disk = "limits = \"required\"\ndisk = \"1GiB\"";
+    let disk = run_in(&daemon, disk, "echo ran", 30_000).await;
+
+    if held.detail.starts_with("cgroup v2") {
+        assert_eq!(text(&required).trim(), "ran");
+    } else {
+        assert_eq!(required.outcome, Outcome::Refused, "{required:?}");
+        let said = text(&required);
+        assert!(said.contains("each process only") && said.contains("Delegate=yes"), "{said}");
+    }
+    assert_eq!(disk.outcome, Outcome::Refused, "{disk:?}");
+    assert!(text(&disk).contains("leave out `disk`"), "{disk:?}");
+}

@@ -49,6 +49,7 @@ pub(crate) fn read(reader: &mut Reader<'_>, section: &Section<'_>) -> SandboxTab
         memory_bytes: bytes(reader, section, "memory").unwrap_or(default.memory_bytes),
         processes: section.integer(reader, "processes", 4..=65_536).unwrap_or(default.processes),
         disk_bytes: bytes(reader, section, "disk").unwrap_or(default.disk_bytes),
+        disk_named: section.has("disk"),
         tool_timeout: time(reader, section, "tool-timeout", TOOL_TIMEOUT_MAX)
             .unwrap_or(default.tool_timeout),
         idle_timeout: time(reader, section, "idle-timeout", IDLE_TIMEOUT_MAX)

@@ -159,6 +159,7 @@ fn own_plan(all: &Sandboxes, plan: &SandboxPlan, root: &Path) -> SandboxPlan {
             open_files: 4096,
             tmp_bytes: 1 << 20,
             cpu_seconds: None,
+            required: plan.limits.required,
         },
         ports: Vec::new(),
         ..plan.clone()

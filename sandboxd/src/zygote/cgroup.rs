@@ -19,6 +19,10 @@ const MOUNT: &str = "/sys/fs/cgroup";
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 const SUPERVISOR: &str = "supervisor";
 const CELL_PREFIX: &str = "cell-";
+/// A process that starts while the others are moved needs another try.
+const SETTLE_TRIES: u32 = 5;
+/// Between a daemon's own child and whoever started the daemons are few processes.
+const DEPTH_MAX: u32 = 16;
 /// Processes of a cell that are not commands: its first, and the guards of commands that run at
 /// the same time.
 const OWN_PROCESSES: u64 = 16;
@@ -50,7 +54,54 @@ pub fn settle() {
         let _ = std::fs::create_dir(base.join(SUPERVISOR));
         let _ = std::fs::write(base.join(SUPERVISOR).join("cgroup.procs"), "0");
     }
-    let _ = std::fs::write(base.join("cgroup.subtree_control"), "+memory +pids");
+    for _ in 0..SETTLE_TRIES {
+        move_family(&base);
+        if std::fs::write(base.join("cgroup.subtree_control"), "+memory +pids").is_ok() {
+            break;
+        }
+    }
+}
+
+/// Moves whoever started this process, and what else it started, out of the way as well: in a scope
+/// that a user had made for `cleanhands up` all daemons are in one group. Nobody else is moved.
+fn move_family(base: &Path) {
+    let Some(parent) = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) else {
+        return;
+    };
+    if parent == 1 {
+        return;
+    }
+    let members = std::fs::read_to_string(base.join("cgroup.procs")).unwrap_or_default();
+    for pid in members.lines().filter_map(|line| line.parse().ok()) {
+        if descends(pid, parent) {
+            let _ = std::fs::write(base.join(SUPERVISOR).join("cgroup.procs"), pid.to_string());
+        }
+    }
+}
+
+/// Whether `pid` is `top` or was started below it.
+fn descends(mut pid: i32, top: i32) -> bool {
+    for _ in 0..DEPTH_MAX {
+        if pid == top {
+            return true;
+        }
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        match parent.and_then(|parent| parent.trim().parse().ok()) {
+            Some(parent) if parent > 0 => pid = parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// What is said where a policy requires limits that nothing here can hold.
+pub fn required(why: &str) -> String {
+    format!(
+        "the policy requires them, and without a control group they hold for each process only: \
+         {why}; run sandboxd as a service with Delegate=yes, or start the daemons with \
+         `systemd-run --user --scope -p Delegate=yes cleanhands up`"
+    )
 }
 
 /// Whether cells can have groups here.
@@ -169,6 +220,20 @@ mod tests {
 
         assert_eq!(own_group(hybrid), Some("/sys/fs/cgroup/system.slice/s.service".into()));
         assert_eq!(own_group("1:name=systemd:/y\n"), None);
+    }
+
+    #[test]
+    fn a_family_is_told_from_strangers() {
+        let own = std::process::id().cast_signed();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let started = child.id().cast_signed();
+
+        let found = [(own, own), (started, own), (own, started), (1, own)]
+            .map(|(pid, top)| descends(pid, top));
+        child.kill().unwrap();
+        child.wait().unwrap();
+
+        assert_eq!(found, [true, true, false, false]);
     }
 
     #[test]
