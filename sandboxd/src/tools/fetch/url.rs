@@ -94,6 +94,9 @@ fn split(authority: &str, tls: bool) -> Result<(String, u16), String> {
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or("its host is not readable")?;
             host.parse::<std::net::Ipv6Addr>().map_err(|_| "its host is no IPv6 address")?;
+            if !port.is_empty() && !port.starts_with(':') {
+                return Err("its port is not readable".into());
+            }
             (host.to_ascii_lowercase(), port.strip_prefix(':').unwrap_or(port))
         }
         None => {
@@ -109,7 +112,10 @@ fn split(authority: &str, tls: bool) -> Result<(String, u16), String> {
                 80
             }
         }
-        port => port.parse().map_err(|_| "its port is not readable")?,
+        port if port.bytes().all(|b| b.is_ascii_digit()) => {
+            port.parse().map_err(|_| "its port is not readable")?
+        }
+        _ => return Err("its port is not readable".into()),
     };
     Ok((host, port))
 }
@@ -117,8 +123,10 @@ fn split(authority: &str, tls: bool) -> Result<(String, u16), String> {
 /// A host name in the form in which it is asked for.
 fn name(host: &str) -> Result<String, String> {
     let ascii = idna::domain_to_ascii(host).map_err(|_| "its host is no name")?;
-    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
-    match !ascii.is_empty() && ascii.bytes().all(legal) {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
+    // A last dot says that the name is whole; no other label may be empty.
+    let whole = ascii.strip_suffix('.').unwrap_or(&ascii);
+    match whole.split('.').all(|label| !label.is_empty() && label.bytes().all(legal)) {
         true => Ok(ascii),
         false => Err("its host is no name".into()),
     }
@@ -140,7 +148,33 @@ fn target_of(text: &str) -> String {
             _ => target.push_str(&format!("%{byte:02X}")),
         }
     }
-    target
+    without_dots(&target)
+}
+
+/// Takes the segments `.` and `..` out of a path, as every client of the web does before it asks
+/// (RFC 3986, section 5.2.4): redirections are often relative.
+fn without_dots(target: &str) -> String {
+    let (path, query) = match target.find('?') {
+        Some(at) => target.split_at(at),
+        None => (target, ""),
+    };
+    let mut kept: Vec<&str> = Vec::new();
+    let mut folder = false;
+    for segment in path.split('/').skip(1) {
+        let plain = segment.to_ascii_lowercase().replace("%2e", ".");
+        folder = plain == "." || plain == "..";
+        match plain.as_str() {
+            "." => {}
+            ".." => {
+                kept.pop();
+            }
+            _ => kept.push(segment),
+        }
+    }
+    if folder {
+        kept.push("");
+    }
+    format!("/{}{query}", kept.join("/"))
 }
 
 #[cfg(test)]
@@ -156,6 +190,10 @@ mod tests {
             ("https://b\u{fc}cher.example/", "https://xn--bcher-kva.example/"),
             ("http://[::1]:81/", "http://[::1]:81/"),
             ("https://a.example?q", "https://a.example/?q"),
+            ("https://a.example./", "https://a.example./"),
+            ("https://a.example/x/./y/../z?a/../b", "https://a.example/x/z?a/../b"),
+            ("https://a.example/x/%2E%2e/y/..", "https://a.example/"),
+            ("https://a.example/../../x//y/.", "https://a.example/x//y/"),
             ("https://a.example\\@b.example/", "https://a.example/@b.example/"),
         ];
         for (text, expected) in good {
@@ -169,6 +207,13 @@ mod tests {
             "https://user:secret@a.example/",
             "https:///x",
             "https://a.example:x/",
+            "https://a.example:+443/",
+            "https://a.example:65536/",
+            "https://[::1]443/",
+            "https://a..example/",
+            "https://.a.example/",
+            "https://a.example../",
+            "https://./",
             "https://a b/",
             "https://[::1",
             "https://a.example/\r\nX: y",
@@ -183,6 +228,8 @@ mod tests {
         let from = Url::parse("https://a.example/x/y?q").unwrap();
         let table = [
             ("z", "https://a.example/x/z"),
+            ("../z", "https://a.example/z"),
+            ("//user:x@b.example/z", "leads"),
             ("/z?w", "https://a.example/z?w"),
             ("?w", "https://a.example/x/y?w"),
             ("//b.example/z", "https://b.example/z"),
