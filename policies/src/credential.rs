@@ -215,8 +215,9 @@ fn is_file(path: &str) -> bool {
 pub enum Inject {
     /// `Authorization: Bearer VALUE`.
     Bearer,
-    /// `Authorization: Basic base64(USER:VALUE)`.
-    Basic { user: String },
+    /// `Authorization: Basic base64(USER:VALUE)`; without a user the value holds both,
+    /// `USER:PASSWORD`.
+    Basic { user: Option<String> },
     /// What an image registry takes: a token of the server that it names, had with the user and
     /// the value; `Basic` where it names none.
     Registry { user: String },

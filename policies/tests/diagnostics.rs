@@ -297,6 +297,8 @@ const CREDENTIAL_MISTAKES: &[(&str, &str, &str)] = &[
     ("{ bearer = true }", "\"bearer\"", "is a table, not a string"),
     ("{ bearer = true }", "{}", "exactly one of"),
     ("{ bearer = true }", "{ basic = \"a:b\" }", "no colon"),
+    ("{ bearer = true }", "{ basic = false }", "true or absent"),
+    ("{ bearer = true }", "{ basic = true }", "no user and password of one lease"),
     ("{ bearer = true }", "{ header = \"Host\" }", "frames the message"),
     ("{ bearer = true }", "{ header = \"a b\" }", "not the name of a header"),
     ("{ bearer = true }", "{ header = { name = \"a\", template = \"x\" } }", "one \"{}\""),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::groups::Groups;
 use super::reader::{Reader, Section, Span, Spanned};
 use super::{inject, is_name, variables};
-use crate::credential::{Backend, Credential, GrantKind, Inject, SecretRef, When};
+use crate::credential::{Backend, Credential, GrantKind, Inject, Made, SecretRef, When};
 use crate::diagnostic::nearest;
 
 pub(crate) const CREDENTIAL: &[&str] =
@@ -149,6 +149,7 @@ fn credential(
         let hint = "inject it as bearer, basic, header, query, placeholder or aws-sigv4";
         reader.error_hint(&section.span_of("secret"), message, hint);
     }
+    check_pair(reader, section, &secret, &inject);
     let name = name.to_owned();
     let environment = None;
     Some(Credential {
@@ -163,6 +164,22 @@ fn credential(
         shape,
         allow_plaintext,
     })
+}
+
+/// A user and a password of one value: what a server makes together, each a field of one lease. Of
+/// another secret nobody could tell in a tool's output that its second half is one by itself.
+fn check_pair(reader: &mut Reader<'_>, section: &Section<'_>, secret: &SecretRef, inject: &Inject) {
+    if *inject != (Inject::Basic { user: None }) {
+        return;
+    }
+    let pair = secret.backend == Backend::OpenBaoLease
+        && Made::parse(&secret.path).is_some_and(|made| made.fields.len() == 2);
+    if !pair {
+        let message = "this secret is no user and password of one lease";
+        let hint = "name the user, inject = { basic = \"USER\" }, or both fields, \
+                    secret = \"openbao-lease:database/creds/agents#username:password\"";
+        reader.error_hint(&section.span_of("inject"), message, hint);
+    }
 }
 
 /// A certificate is shown before any request is there, and never to a sandbox.

@@ -106,7 +106,8 @@ fn place_of(reader: &mut Reader<'_>, table: &Section<'_>, kind: &str) -> Option<
     match kind {
         "bearer" => on(reader, table, kind, Inject::Bearer),
         "client-certificate" => on(reader, table, kind, Inject::ClientCertificate),
-        "basic" => Some(Inject::Basic { user: user(reader, table, kind)? }),
+        "basic" if table.is_boolean(kind) => on(reader, table, kind, Inject::Basic { user: None }),
+        "basic" => Some(Inject::Basic { user: Some(user(reader, table, kind)?) }),
         "registry" => Some(Inject::Registry { user: user(reader, table, kind)? }),
         "header" => header(reader, table),
         "query" => query(reader, table),

@@ -138,6 +138,10 @@ impl<'t> Section<'t> {
         self.table.get(key).is_some_and(Item::is_str)
     }
 
+    pub fn is_boolean(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(Item::is_bool)
+    }
+
     pub fn is_table(&self, key: &str) -> bool {
         self.table.get(key).is_some_and(Item::is_table_like)
     }

@@ -53,7 +53,7 @@ impl Proxy {
                 name: "upstream-proxy".to_owned(),
                 secret: SecretRef { backend: Backend::Local, path: name.clone() },
                 grant: None,
-                inject: Inject::Basic { user: login.user.clone() },
+                inject: Inject::Basic { user: Some(login.user.clone()) },
                 when: When::Always,
                 hosts: vec![HostPattern::Exact(row.host.clone())],
                 env: Vec::new(),

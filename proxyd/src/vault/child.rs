@@ -393,7 +393,7 @@ impl Child {
             true => Err(VaultError::Refused(format!("secret {secret:?} is for another use"))),
             false => {
                 let secret = SecretRef { backend: Backend::Local, path: secret.to_owned() };
-                self.render(&secret, &Form::Basic { user })
+                self.render(&secret, &Form::Basic { user: Some(user) })
             }
         }
     }

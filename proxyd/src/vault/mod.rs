@@ -369,7 +369,7 @@ impl Vault {
             lock(&self.rendered).remove(&key);
         }
         let request = match (&credential.environment, &credential.inject) {
-            (None, Inject::Basic { user }) => {
+            (None, Inject::Basic { user: Some(user) }) => {
                 Request::Password { secret: credential.secret.path.clone(), user: user.clone() }
             }
             _ => {

@@ -159,7 +159,7 @@ pub(super) fn ask(
     (user, hosts): (&str, &[String]),
     secret: &Secret,
 ) -> Result<Ask, VaultError> {
-    let form = Form::Basic { user: user.to_owned() };
+    let form = Form::Basic { user: Some(user.to_owned()) };
     let exchange = Exchange {
         url: grant.url.clone(),
         hosts: hosts.to_vec(),

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use ipc::vault::SECRET_BYTES_MIN;
 use policies::Inject;
 use zeroize::Zeroizing;
 
@@ -41,22 +42,41 @@ pub(super) fn render(value: &Secret, form: &Form) -> Result<Secret, VaultError> 
     }
 }
 
-/// `base64(USER:VALUE)` (RFC 7617); the value alone for other forms.
+/// `base64(USER:VALUE)` (RFC 7617), or of a value that is both; the value alone for other forms.
 pub(super) fn basic_token(value: &Secret, form: &Form) -> Result<Secret, VaultError> {
     let Form::Basic { user } = form else {
         return Ok(Secret::concat(&[value.expose_secret()]));
     };
-    if user.contains(':') {
+    if user.as_ref().is_some_and(|user| user.contains(':')) {
         return Err(VaultError::Invalid("a user name cannot hold a colon (RFC 7617)".into()));
     }
     check_header(value)?;
-    let pair = Secret::concat(&[user.as_bytes(), b":", value.expose_secret()]);
+    let pair = match user {
+        Some(user) => Secret::concat(&[user.as_bytes(), b":", value.expose_secret()]),
+        None => {
+            password(value)?;
+            Secret::concat(&[value.expose_secret()])
+        }
+    };
     let pair = pair.expose_secret();
     let mut token = Zeroizing::new(vec![0; pair.len().div_ceil(3) * 4]);
     STANDARD
         .encode_slice(pair, &mut token)
         .expect("four bytes for each begun group of three hold the base64");
     Ok(Secret::new(std::mem::take(&mut *token)))
+}
+
+/// What stands behind the user in a value that is both.
+fn password(value: &Secret) -> Result<&[u8], VaultError> {
+    let text = value.expose_secret();
+    let at = text.iter().position(|byte| *byte == b':');
+    let password = at.map(|at| &text[at + 1..]).unwrap_or_default();
+    match password.len() < SECRET_BYTES_MIN {
+        true => Err(VaultError::Refused(format!(
+            "its value is no USER:PASSWORD with at least {SECRET_BYTES_MIN} bytes of password"
+        ))),
+        false => Ok(password),
+    }
 }
 
 /// RFC 9110, section 5.5: a line end in a value would begin a header of the value's choosing.
@@ -188,12 +208,13 @@ pub(super) fn texts(value: &Secret, form: &Form) -> Result<Vec<Sent>, VaultError
             let before = template.split(SLOT).next().and_then(|text| text.bytes().last());
             vec![plain(value.expose_secret(), before.or(blank))]
         }
-        Form::Basic { .. } => {
+        Form::Basic { user } => {
             let token = basic_token(value, form)?;
+            let password = if user.is_some() { value.expose_secret() } else { password(value)? };
             // Encoded again it may have lost its padding first, and another's words may follow.
             let text = token.expose_secret();
             let end = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
-            vec![plain(value.expose_secret(), Some(b':')), plain(&text[..end], blank)]
+            vec![plain(password, Some(b':')), plain(&text[..end], blank)]
         }
     })
 }
@@ -211,7 +232,7 @@ mod tests {
     fn a_basic_header_is_found_also_where_it_was_encoded_again() {
         use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE};
         let value = Secret::new(b"open sesame".to_vec());
-        let form = Form::Basic { user: "Aladdin".into() };
+        let form = Form::Basic { user: Some("Aladdin".into()) };
         let mut needles = Vec::new();
         add_needles(&mut needles, &value, &form).unwrap();
         let header = render(&value, &form).unwrap();
@@ -243,13 +264,17 @@ mod tests {
 
     #[test]
     fn renders_each_form_and_refuses_what_a_header_cannot_hold() {
-        let basic = |user: &str| Form::Basic { user: user.into() };
+        let basic = |user: &str| Form::Basic { user: Some(user.into()) };
+        let pair = || Form::Basic { user: None };
         let template = |text: &str| Form::Template { template: text.into() };
         for (value, form, expected) in [
             ("Aladdin", Form::Bare, Some("Aladdin")),
             ("two\nlines", Form::Bare, Some("two\nlines")),
             ("open sesame", basic("Aladdin"), Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")),
             ("open sesame", basic("a:b"), None),
+            ("Aladdin:open sesame", pair(), Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")),
+            ("open sesame", pair(), None),
+            ("Aladdin:sesame", pair(), None),
             ("abc", template("Bearer {}"), Some("Bearer abc")),
             ("abc", template("token={};v=1"), Some("token=abc;v=1")),
             ("a{}c", template("Bearer {}"), Some("Bearer a{}c")),

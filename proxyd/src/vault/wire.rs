@@ -103,8 +103,8 @@ impl Scope {
 pub enum Form {
     /// The value as stored.
     Bare,
-    /// `Basic base64(USER:VALUE)`.
-    Basic { user: String },
+    /// `Basic base64(USER:VALUE)`; without a user the value is both, `USER:PASSWORD`.
+    Basic { user: Option<String> },
     /// A scheme and what goes with it, as it was had.
     Authorization,
     /// The template with the value in place of `{}`.

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use ipc::vault::{ScrubReply, ScrubRequest};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -21,6 +23,11 @@ methods = ["GET"]
 addresses = ["127.0.0.1/32"]
 credential = "both"
 [[egress.allow]]
+hosts = ["pair.test"]
+methods = ["GET"]
+addresses = ["127.0.0.1/32"]
+credential = "pair"
+[[egress.allow]]
 hosts = ["issued.test"]
 methods = ["GET"]
 addresses = ["127.0.0.1/32"]
@@ -33,6 +40,10 @@ hosts = ["api.test"]
 secret = "openbao-lease:db/creds/agents#username:password"
 inject = { bearer = true }
 hosts = ["both.test"]
+[credentials.pair]
+secret = "openbao-lease:db/creds/agents#username:password"
+inject = { basic = true }
+hosts = ["pair.test"]
 [credentials.issued]
 secret = "openbao-lease:pki/issue/agents?common_name=a.example&ttl=1h#serial"
 inject = { bearer = true }
@@ -117,7 +128,9 @@ impl Maker {
     /// Echoes what it is shown, where that is an account that it knows.
     fn serve(&mut self, head: &str) -> (u16, String) {
         let shown = field(head, "authorization").unwrap_or("none").to_owned();
-        let number = shown.rsplit('-').next().unwrap_or_default();
+        let pair = shown.strip_prefix("Basic ").map(|token| STANDARD.decode(token).unwrap());
+        let pair = pair.map(|pair| String::from_utf8(pair).unwrap());
+        let number = pair.as_ref().unwrap_or(&shown).rsplit('-').next().unwrap_or_default();
         let good = self.live.keys().any(|id| id.ends_with(&format!("/L{number}")));
         let body = format!("shown {shown}.");
         self.seen.push(shown);
@@ -137,7 +150,7 @@ impl Scene {
         let server = Arc::clone(&maker);
         let answer = move |head: &str, body: &str| server.lock().unwrap().answer(head, body);
         let mut upstreams = vec![Upstream::answering("bao.test", answer).await];
-        let hosts = ["api.test", "both.test", "issued.test"];
+        let hosts = ["api.test", "both.test", "pair.test", "issued.test"];
         for host in hosts {
             let server = Arc::clone(&maker);
             let answer = move |head: &str, _: &str| server.lock().unwrap().serve(head);
@@ -203,6 +216,25 @@ async fn each_lease_has_an_account_of_its_own_for_all_its_requests() {
     let issued = r#"POST /v1/pki/issue/agents {"common_name":"a.example","ttl":"1h"}"#;
     assert_eq!(maker.asked.last().unwrap(), issued);
     assert_eq!(maker.asked.len(), 4, "{:?}", maker.asked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn user_and_password_of_one_account_log_in_together() {
+    let scene = Scene::start(3600).await;
+    let (one, two) = (scene.proxyd.lease().await, scene.proxyd.lease().await);
+
+    for (lease, number) in [(&one, 1), (&two, 2), (&one, 1)] {
+        let (status, body) = lease.get("pair.test", "").await;
+        assert_eq!(status, 200, "{body}");
+        let token = STANDARD.encode(format!("USER-CANARY-{number}:PASSWORD-CANARY-{number}"));
+        assert_eq!(scene.server().seen.last().unwrap(), &format!("Basic {token}"));
+        assert!(body.starts_with("shown Basic ***") && !body.contains(&token), "{body}");
+    }
+
+    // What only bears the password has it from the same account.
+    asked(&one, "api.test").await;
+    assert_eq!(scene.server().seen.last().unwrap(), "Bearer PASSWORD-CANARY-1");
+    assert_eq!(scene.server().made, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
