@@ -192,6 +192,7 @@ def check(claims, place, packages, postgres):
     os.killpg(place.up.pid, signal.SIGKILL)
     place.up.wait(60)
     killed.communicate(timeout=60)
+    claims.holds("a kill of all processes leaves it", len(postgres.accounts()) == 1)
     place.begin()
     claims.holds("what a killed proxyd has left is ended at the next start", ended())
     passwords = {password for _, password in Door.seen}
