@@ -11,6 +11,7 @@ mod egress;
 mod entries;
 mod escapes;
 mod fetch;
+mod fields;
 mod http_faults;
 mod in_force;
 mod isolation;
