@@ -74,7 +74,9 @@ async fn a_session_goes_through_a_file_to_another_host_and_goes_on_there() {
     let id = session(&daemon.client).await;
     say(&daemon.client, &id, "go").await;
     let events = idle(&here.log(), &id, 1).await;
-    let (header, lines, end) = exported(&daemon.client, &id).await;
+    let (mut header, lines, end) = exported(&daemon.client, &id).await;
+    // A file that it was given would stay behind.
+    header["document"]["resources"] = json!([{ "id": "sesrsc_1", "mount_path": "/x" }]);
     let there = Rig::new(json!([turn("One.", &[]), turn("Two.", &[]), turn("Three.", &[])]));
     let other = there.daemon().await;
 
@@ -100,6 +102,7 @@ async fn a_session_goes_through_a_file_to_another_host_and_goes_on_there() {
     assert_eq!(after[events.len()].body, Body::Note(note));
     let shown: Value = other.client.get(&format!("/v1/sessions/{id}")).await.unwrap();
     assert_eq!(shown["status"], "idle");
+    assert_eq!(shown["resources"], json!([]));
     let report = there.log().verify(&id).await.unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
 }

@@ -83,6 +83,8 @@ pub struct ApiState {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Room for the bodies of requests.
     bodies: Arc<body::Bodies>,
+    /// Held while what a session was given is changed, at sandboxd and in its document.
+    gifts: Arc<tokio::sync::Mutex<()>>,
     /// How many more files may be on their way here.
     uploads: Arc<tokio::sync::Semaphore>,
     /// How many more event streams may be opened.
@@ -102,8 +104,21 @@ impl ApiState {
         let streams = Arc::new(tokio::sync::Semaphore::new(stream::STREAMS_MAX));
         let uploads = Arc::new(tokio::sync::Semaphore::new(files::UPLOADS_MAX));
         let (answers, replays, turn) = (Arc::default(), Arc::default(), Arc::default());
+        let gifts = Arc::default();
         let bodies = Arc::default();
-        Self { engine, config, keys, policies, answers, turn, bodies, uploads, streams, replays }
+        Self {
+            engine,
+            config,
+            keys,
+            policies,
+            answers,
+            turn,
+            bodies,
+            gifts,
+            uploads,
+            streams,
+            replays,
+        }
     }
 }
 

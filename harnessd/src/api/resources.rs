@@ -74,7 +74,7 @@ pub async fn add(
 ) -> Result<Json<Value>, ApiError> {
     let given = read("", &body)?;
     let session = session::id(&id)?;
-    let _turn = state.turn.lock().await;
+    let _gifts = state.gifts.lock().await;
     let object = state.engine.log().object(sessions::KIND, &owner.0, &id, None).await?;
     let resources = resources_of(&object);
     check_room(&object, &given, &resources)?;
@@ -149,7 +149,7 @@ pub async fn remove(
     Path((id, resource)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let session = session::id(&id)?;
-    let _turn = state.turn.lock().await;
+    let _gifts = state.gifts.lock().await;
     let object = state.engine.log().object(sessions::KIND, &owner.0, &id, None).await?;
     let found = find(&object, &resource)?;
     refuse_archived(&object)?;
@@ -163,7 +163,7 @@ pub async fn remove(
     Ok(Json(json!({ "id": resource, "type": "session_resource_deleted" })))
 }
 
-/// Changes a session's list, however often another change comes between. The caller has the turn.
+/// Changes a session's list, however often another change of the session comes between.
 async fn change(
     state: &ApiState,
     owner: &Owner,
@@ -171,8 +171,7 @@ async fn change(
     edit: impl Fn(&mut Vec<Value>, &Object) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
     let log = state.engine.log();
-    let own = std::sync::Arc::default();
-    attempt::until_done(&own, || async {
+    attempt::until_done(&state.turn, || async {
         let object = log.object(sessions::KIND, &owner.0, id, None).await?;
         let mut resources = resources_of(&object);
         edit(&mut resources, &object)?;

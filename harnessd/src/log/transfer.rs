@@ -411,7 +411,7 @@ fn establish(
         id: session.as_str().to_owned(),
         owner: owner.to_owned(),
         unique_name: None,
-        body: document.clone(),
+        body: without_files(document),
     };
     objects::insert(connection, &object, time)?;
     let sql = "UPDATE objects SET created_at = ?2 WHERE kind = 'session' AND id = ?1";
@@ -422,4 +422,14 @@ fn establish(
     }
     let note = Note::Imported { events: *events, head: head.clone() };
     super::append::note(connection, session, Body::Note(note), time)
+}
+
+/// A session's document without the files that it was given elsewhere: they do not come along.
+fn without_files(document: &serde_json::Value) -> serde_json::Value {
+    let mut document = document.clone();
+    if let Some(fields) = document.as_object_mut() {
+        fields.shift_remove("resources");
+        fields.shift_remove("given");
+    }
+    document
 }
