@@ -1,7 +1,7 @@
 //! The hand `mcp`: tools of MCP servers that an agent names, reached through proxyd.
 //!
-//! It lives as long as one run of a session. A server keeps no journal that could be asked later, so
-//! a call that another run has sent is never sent again: its outcome is unknown.
+//! It lives as long as one run of a session. A server keeps no journal that could be asked later,
+//! so a call that another run has sent is never sent again: its outcome is unknown.
 
 mod client;
 mod rpc;

@@ -1,8 +1,9 @@
 //! The way out: harnessd has no network, so it asks proxyd for the model's server.
 //!
 //! One lease for all model calls, held as long as this process lives, and one for each session that
-//! talks to MCP servers; each is opened again when proxyd was restarted. A request goes over `proxyd-egress.sock` in absolute form with the lease's token;
-//! proxyd judges it by the policy of the environment, adds the key and does the TLS.
+//! talks to MCP servers; each is opened again when proxyd was restarted. A request goes
+//! over `proxyd-egress.sock` in absolute form with the lease's token; proxyd judges it by
+//! the policy of the environment, adds the key and does the TLS.
 
 use std::path::PathBuf;
 use std::sync::Arc;
