@@ -1,11 +1,12 @@
 //! The two halves of an HTTP/1.1 connection, and where a head ends in its bytes.
 
-use std::future::pending;
+use std::cell::RefCell;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -19,8 +20,8 @@ use crate::relay::stream::Stream;
 pub const HEAD_BYTES_MAX: usize = 128 * 1024;
 /// Most fields of a head.
 pub const FIELDS_MAX: usize = 512;
-/// How much is read at once: little, since most connections rest most of the time with their buffer
-/// in place, and more while all of it comes filled.
+/// How much is read at once: little, which is a small request or answer, and more while all of it
+/// comes filled.
 const READ_BYTES_MIN: usize = 4 * 1024;
 const READ_BYTES_MAX: usize = 64 * 1024;
 /// What is written waits in a buffer of this size for more to go with it.
@@ -31,6 +32,12 @@ const AHEAD_BYTES_MAX: usize = 16 * 1024;
 const LOOK: Duration = Duration::from_secs(1);
 /// Empty lines passed over before a request (RFC 9112 section 2.2 asks for at least one).
 const EMPTY_LINES_MAX: usize = 2;
+
+thread_local! {
+    /// What connections without a byte to keep are read into, one after the other: most rest most
+    /// of the time, and none of those has a buffer of its own. It is wiped after each read.
+    static SHARED: RefCell<[u8; READ_BYTES_MIN]> = const { RefCell::new([0; READ_BYTES_MIN]) };
+}
 
 /// Why no head could be taken from a connection.
 #[derive(Debug, thiserror::Error)]
@@ -100,8 +107,12 @@ impl Reader {
         if self.ended {
             return Ok(false);
         }
-        self.buffer.reserve(room);
-        let length = self.io.read_buf(&mut self.buffer).await?;
+        let length = if self.buffer.is_empty() && room <= READ_BYTES_MIN {
+            poll_fn(|context| self.poll_shared(context)).await?
+        } else {
+            self.buffer.reserve(room);
+            self.io.read_buf(&mut self.buffer).await?
+        };
         if length == 0 {
             self.ended = true;
         }
@@ -113,9 +124,21 @@ impl Reader {
         Ok(!self.ended)
     }
 
-    /// Gives up the buffer that a large body needed: the connection may rest for long now.
+    /// Reads by way of the thread's buffer, so that waiting needs none.
+    fn poll_shared(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        SHARED.with_borrow_mut(|shared| {
+            let mut read = ReadBuf::new(shared);
+            ready!(Pin::new(&mut self.io).poll_read(context, &mut read))?;
+            let length = read.filled().len();
+            self.buffer = BytesMut::from(read.filled());
+            read.filled_mut().fill(0);
+            Poll::Ready(Ok(length))
+        })
+    }
+
+    /// Gives up what the last message was read into: the connection may rest for long now.
     pub fn rest(&mut self) {
-        if self.buffer.is_empty() && self.room > READ_BYTES_MIN {
+        if self.buffer.is_empty() {
             self.buffer = BytesMut::new();
             self.room = READ_BYTES_MIN;
         }
@@ -335,6 +358,36 @@ mod tests {
         assert!(skip_empty_lines(&mut few, &mut scanned).is_ok());
         assert_eq!(&few[..], b"GET");
         assert!(skip_empty_lines(&mut many, &mut scanned).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_rests_has_no_buffer_whatever_came_before() {
+        for size in [1, 100, READ_BYTES_MIN, 300_000] {
+            let (mut ours, theirs) = tokio::io::duplex(64 * 1024);
+            let (mut reader, _writer) = split(Stream::new(theirs));
+            let sent: Vec<u8> = (0..size).map(|at| at.to_le_bytes()[at % 3]).collect();
+            let text = sent.clone();
+            let sending = tokio::spawn(async move {
+                ours.write_all(&text).await.unwrap();
+                ours
+            });
+            let mut got = Vec::new();
+            while got.len() < size {
+                assert!(reader.begins().await.unwrap());
+                got.extend_from_slice(&reader.buffer.split());
+            }
+            let _open = sending.await.unwrap();
+
+            {
+                let mut rests = std::pin::pin!(reader.begins());
+                let mut context = Context::from_waker(Waker::noop());
+                assert!(rests.as_mut().poll(&mut context).is_pending());
+            }
+
+            assert!(got == sent, "{size} bytes");
+            assert_eq!(reader.buffer.capacity(), 0, "after {size} bytes");
+            SHARED.with_borrow(|shared| assert!(shared.iter().all(|byte| *byte == 0)));
+        }
     }
 
     #[tokio::test]
