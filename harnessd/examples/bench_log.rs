@@ -63,7 +63,13 @@ fn said() -> NewEvent {
 }
 
 async fn session(log: &Log) -> SessionId {
-    let agent = Agent { model: "m".into(), system: None, tools: vec![], snapshot: Value::Null };
+    let agent = Agent {
+        model: "m".into(),
+        system: None,
+        tools: vec![],
+        mcp: vec![],
+        snapshot: Value::Null,
+    };
     let created = Body::SessionCreated(Created {
         owner: "uid:1".into(),
         policy: "dev".into(),

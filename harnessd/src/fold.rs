@@ -23,7 +23,7 @@ pub struct Kind {
 }
 
 /// Changes with every change of [`State`].
-const LOOP: Kind = Kind { name: "loop/2", newest_only: true };
+const LOOP: Kind = Kind { name: "loop/3", newest_only: true };
 
 /// The state of a session at its end.
 pub async fn load(log: &Log, session: &SessionId) -> Result<State, LogError> {

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::log::{Body, Event, Failure, RequestEnded, Status, StopReason, ToolUse, Usage};
+use crate::log::{
+    Body, Event, Failure, HandKind, RequestEnded, Status, StopReason, ToolUse, Usage,
+};
 use crate::spending::Spending;
 
 /// Places where a context may begin that are remembered; older ones are counted only. It bounds
@@ -47,6 +49,10 @@ pub struct State {
     pub(crate) asked: BTreeSet<String>,
     /// A call was sent to a sandbox: something may lie there.
     pub used_sandbox: bool,
+    /// Place of the event with the latest tools of MCP servers; 0: none.
+    pub(crate) mcp_at: u64,
+    /// The MCP servers were asked for their tools in this turn.
+    pub(crate) mcp_listed: bool,
     pub usage: Usage,
     pub(crate) spending: Spending,
     /// Place of the event that holds the agent in force.
@@ -203,6 +209,9 @@ impl State {
     /// Takes the next event of the log.
     pub fn take(&mut self, event: &Event) {
         self.seq = event.seq;
+        if self.status == Status::Idle && event.body.status() == Some(Status::Running) {
+            self.mcp_listed = false;
+        }
         if let Some(status) = event.body.status() {
             self.status = status;
         }
@@ -244,10 +253,17 @@ impl State {
                 self.pending.insert(event.seq, call);
             }
             Body::ToolStarted { call, journal, .. } => {
-                self.used_sandbox = true;
                 let started = self.pending.values_mut().find(|c| c.used.call == *call);
+                let by_mcp = started.as_ref().is_some_and(|c| c.used.hand == HandKind::Mcp);
+                self.used_sandbox |= !by_mcp;
                 if let Some(started) = started {
                     started.journal.get_or_insert_with(|| journal.clone());
+                }
+            }
+            Body::McpListed { tools } => {
+                self.mcp_listed = true;
+                if tools.is_some() {
+                    self.mcp_at = event.seq;
                 }
             }
             Body::ToolResult(result) => self.settle(&result.tool_use),

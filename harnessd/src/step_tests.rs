@@ -31,6 +31,7 @@ impl Script {
             model: "m".into(),
             system: None,
             tools: Vec::new(),
+            mcp: Vec::new(),
             snapshot: serde_json::Value::Null,
         };
         let created = Created {
@@ -103,6 +104,7 @@ fn tool(id: &str, permission: Permission, hand: HandKind) -> ToolUse {
         hand,
         permission,
         reason: None,
+        mcp: None,
     }
 }
 
@@ -114,6 +116,7 @@ fn result(id: &str) -> Body {
         is_error: false,
         outcome: CallOutcome::Finished,
         receipt: None,
+        mcp: false,
     })
 }
 

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::context::{self, Profile};
 use crate::engine::Parts;
 use crate::fold;
+use crate::hands::McpHand;
 use crate::log::{
     Agent, Body, CallOutcome, Chain, Created, ErrorKind, Event, Failure, Guard, LogError, NewEvent,
     Note, Ownership, RequestEnded, Retry, StopReason, Tool, ToolResult,
@@ -22,6 +23,7 @@ use crate::state::State;
 use crate::step::{self, PendingCall, Step, next_step};
 
 mod answer;
+mod mcp;
 mod summary;
 mod tools;
 mod window;
@@ -50,6 +52,9 @@ pub(crate) struct Run {
     owner: String,
     /// The agent in force.
     agent: Agent,
+    /// What the MCP servers were found to have; part of the agent's tools as well.
+    mcp_tools: Vec<Tool>,
+    mcp: Option<Arc<McpHand>>,
     /// What the model is shown, once it was asked.
     window: Option<window::Window>,
     /// The log says that nothing is left to do.
@@ -73,6 +78,10 @@ pub(crate) async fn wake(parts: Arc<Parts>, ownership: Ownership) -> Result<(), 
             agent.cloned().ok_or_else(no_session)?
         }
     };
+    let mcp = parts.models.egress().map(|egress| {
+        let egress = egress.for_session(&created.policy, &owner, &session);
+        Arc::new(McpHand::new(Arc::new(egress)))
+    });
     let mut run = Run {
         parts,
         fence: ownership.fence,
@@ -82,6 +91,8 @@ pub(crate) async fn wake(parts: Arc<Parts>, ownership: Ownership) -> Result<(), 
         created,
         owner,
         agent,
+        mcp_tools: Vec::new(),
+        mcp,
         window: None,
         settled: false,
         _ownership: ownership,
@@ -91,11 +102,25 @@ pub(crate) async fn wake(parts: Arc<Parts>, ownership: Ownership) -> Result<(), 
         let note = Note::Recovered { fence: run.fence, pid: std::process::id() };
         run.append(vec![Body::Note(note).into()]).await?;
     }
-    while run.advance().await? {}
-    Ok(())
+    if run.state.mcp_at > 0 {
+        let listed = run.parts.log.event(&run.session, run.state.mcp_at).await?;
+        if let Some(Body::McpListed { tools: Some(tools) }) = listed.map(|event| event.body) {
+            run.put_mcp_tools(tools);
+        }
+    }
+    let outcome = run.drive().await;
+    if let Some(mcp) = &run.mcp {
+        mcp.close();
+    }
+    outcome
 }
 
 impl Run {
+    async fn drive(&mut self) -> Result<(), WakeError> {
+        while self.advance().await? {}
+        Ok(())
+    }
+
     /// Does the next step. False when there is none.
     async fn advance(&mut self) -> Result<bool, WakeError> {
         if self.parts.stop.is_cancelled() {
@@ -136,6 +161,10 @@ impl Run {
             self.state.take(&event);
             if let Some(agent) = context::agent_of(&event) {
                 self.agent = agent.clone();
+                self.agent.tools.extend(self.mcp_tools.iter().cloned());
+            }
+            if let Body::McpListed { tools: Some(tools) } = &event.body {
+                self.put_mcp_tools(tools.clone());
             }
             if let Some(window) = &mut self.window {
                 window.push(event);
@@ -211,6 +240,7 @@ impl Run {
             error: ErrorKind::ModelRequestFailed,
             message: message.to_owned(),
             retry: Retry::Exhausted,
+            mcp_server: None,
         };
         why.map(|why| error(why).into()).into_iter().collect()
     }

@@ -11,7 +11,13 @@ use serde_json::{Value, json};
 const CHILD: &str = "HARNESSD_LOG_TEST_CHILD";
 
 fn created() -> NewEvent {
-    let agent = Agent { model: "m".into(), system: None, tools: vec![], snapshot: Value::Null };
+    let agent = Agent {
+        model: "m".into(),
+        system: None,
+        tools: vec![],
+        mcp: vec![],
+        snapshot: Value::Null,
+    };
     let created = Created {
         owner: "uid:1".into(),
         policy: "dev".into(),

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Method, Request, Response};
 use harnessd::hands::{Ended, McpHand, TroubleKind};
-use harnessd::log::CallOutcome;
+use harnessd::log::{Body as Logged, CallOutcome, Event};
 use harnessd::model::Egress;
 use ipc::fd::ChannelListener;
 use ipc::id::SessionId;
@@ -18,7 +18,7 @@ use ipc::lease::{Holder, LeaseReply, LeaseRequest, Open, Opened};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::rig::until;
+use super::rig::{Rig as Installation, idle, kinds, say, send, until};
 
 const URL: &str = "http://mcp.test/mcp";
 
@@ -75,18 +75,24 @@ impl Drop for Rig {
     }
 }
 
-fn rig(manner: Manner) -> Rig {
-    let mode = std::fs::Permissions::from_mode(0o700);
-    let dir = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
+/// The server, behind what of proxyd it takes to reach it.
+fn serve(lease: &Path, egress: &Path, manner: Manner, stop: &CancellationToken) -> Arc<Server> {
     let server = Arc::new(Server { manner, opened: Mutex::default(), asked: Mutex::default() });
-    let stop = CancellationToken::new();
-    let (lease, egress) = (dir.path().join("lease.sock"), dir.path().join("egress.sock"));
-    serve_leases(&lease, &server);
-    let socket = std::os::unix::net::UnixListener::bind(&egress).unwrap();
+    serve_leases(lease, &server);
+    let socket = std::os::unix::net::UnixListener::bind(egress).unwrap();
     socket.set_nonblocking(true).unwrap();
     let socket = tokio::net::UnixListener::from_std(socket).unwrap();
     let router = Router::new().fallback(answer).with_state(Arc::clone(&server));
     tokio::spawn(ipc::http::serve(socket, router, stop.clone(), std::time::Duration::ZERO));
+    server
+}
+
+fn rig(manner: Manner) -> Rig {
+    let mode = std::fs::Permissions::from_mode(0o700);
+    let dir = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
+    let stop = CancellationToken::new();
+    let (lease, egress) = (dir.path().join("lease.sock"), dir.path().join("egress.sock"));
+    let server = serve(&lease, &egress, manner, &stop);
     let session = SessionId::random();
     let egress = Egress::new(lease, egress, "harness").for_session("dev", "uid:7", &session);
     Rig { server, session, hand: McpHand::new(Arc::new(egress)), _dir: dir, stop }
@@ -348,4 +354,116 @@ async fn the_end_of_a_run_ends_the_session_at_the_server() {
         Some(assert_eq!(end.2["mcp-session-id"], "first"))
     })
     .await;
+}
+
+/// A whole harnessd whose model calls the server's `alpha` once.
+fn installation(manner: Manner) -> (Installation, Arc<Server>, CancellationToken) {
+    let call = json!({ "name": "mcp__s__alpha", "input": { "a": 1 } });
+    let first = json!({ "text": "", "tools": [call], "chunk_ms": 0, "first_token_ms": 1 });
+    let rig = Installation::new(json!([first, super::rig::turn("end", &[])]));
+    let (layout, stop) = (&rig.layout, CancellationToken::new());
+    let server = serve(&layout.proxyd_lease(), &layout.proxyd_egress(), manner, &stop);
+    (rig, server, stop)
+}
+
+async fn session(client: &ipc::http::Client, policy: Option<&str>) -> SessionId {
+    let post = async |path: &str, body: Value| -> Value { client.post(path, &body).await.unwrap() };
+    let mut toolset = json!({ "type": "mcp_toolset", "mcp_server_name": "s" });
+    if let Some(policy) = policy {
+        toolset["default_config"] = json!({ "permission_policy": { "type": policy } });
+    }
+    let environment = post("/v1/environments", json!({ "name": "for-mcp" })).await;
+    let servers = json!([{ "type": "url", "name": "s", "url": URL }]);
+    let agent = json!({ "name": "t", "model": "m", "tools": [toolset], "mcp_servers": servers });
+    let agent = post("/v1/agents", agent).await;
+    assert_eq!(agent["mcp_servers"], servers);
+    let session = json!({ "agent": agent["id"], "environment_id": environment["id"] });
+    let session = post("/v1/sessions", session).await;
+    SessionId::parse(session["id"].as_str().unwrap()).unwrap()
+}
+
+/// The events that the API lists, of these kinds.
+async fn listed(client: &ipc::http::Client, session: &SessionId, begins: &str) -> Vec<Value> {
+    let path = format!("/v1/sessions/{session}/events?limit=100");
+    let page: Value = client.get(&path).await.unwrap();
+    let all = page["data"].as_array().unwrap().clone();
+    all.into_iter().filter(|e| e["type"].as_str().unwrap().starts_with(begins)).collect()
+}
+
+fn outcome(events: &[Event]) -> CallOutcome {
+    let of = |event: &Event| match &event.body {
+        Logged::ToolResult(result) => Some(result.outcome),
+        _ => None,
+    };
+    let found: Vec<_> = events.iter().filter_map(of).collect();
+    assert_eq!(found.len(), 1, "{:?}", kinds(events));
+    found[0]
+}
+
+#[tokio::test]
+async fn a_call_of_an_mcp_tool_waits_for_its_client_and_shows_as_the_wire_api_has_it() {
+    let (rig, server, stop) = installation(Manner::Streams);
+    let daemon = rig.daemon().await;
+    let session = session(&daemon.client, None).await;
+
+    say(&daemon.client, &session, "go").await;
+    let log = rig.log();
+    idle(&log, &session, 1).await;
+    assert_eq!(server.count("tools/call"), 0, "it asks first");
+    let uses = listed(&daemon.client, &session, "agent.mcp_tool_use").await;
+    let id = uses[0]["id"].clone();
+    let allow = json!({ "type": "user.tool_confirmation", "tool_use_id": id, "result": "allow" });
+    send(&daemon.client, &session, allow).await;
+    let events = idle(&log, &session, 2).await;
+
+    assert_eq!(outcome(&events), CallOutcome::Finished);
+    let target = (&uses[0]["mcp_server_name"], &uses[0]["name"]);
+    assert_eq!(target, (&json!("s"), &json!("alpha")));
+    assert_eq!(uses[0]["evaluated_permission"], "ask");
+    let results = listed(&daemon.client, &session, "agent.mcp_tool_result").await;
+    assert_eq!(results[0]["mcp_tool_use_id"], id);
+    assert_eq!(results[0]["content"][0]["text"], "done");
+    assert_eq!(server.count("tools/call"), 1);
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_server_that_fails_is_an_error_event_and_the_turn_goes_on() {
+    for (refusal, kind) in [
+        (Manner::Refuses(401, None), "mcp_authentication_failed_error"),
+        (Manner::Refuses(403, Some("host_not_listed")), "mcp_connection_failed_error"),
+    ] {
+        let (rig, _server, stop) = installation(refusal);
+        let daemon = rig.daemon().await;
+        let session = session(&daemon.client, Some("always_allow")).await;
+
+        say(&daemon.client, &session, "go").await;
+        let events = idle(&rig.log(), &session, 1).await;
+
+        let errors = listed(&daemon.client, &session, "session.error").await;
+        assert_eq!((errors.len(), &errors[0]["error"]["type"]), (1, &json!(kind)));
+        assert_eq!(errors[0]["error"]["mcp_server_name"], "s");
+        // The model asked for a tool that is not there, was told so, and came to its end.
+        assert_eq!(outcome(&events), CallOutcome::Denied);
+        let last = listed(&daemon.client, &session, "session.status_idle").await;
+        assert_eq!(last[0]["stop_reason"]["type"], "end_turn");
+        stop.cancel();
+    }
+}
+
+#[tokio::test]
+async fn a_call_under_way_when_harnessd_is_killed_is_unknown_and_not_sent_again() {
+    let (rig, server, stop) = installation(Manner::Hangs);
+    let mut daemon = rig.daemon().await;
+    let session = session(&daemon.client, Some("always_allow")).await;
+    say(&daemon.client, &session, "go").await;
+    until("the call to arrive", || async { (server.count("tools/call") == 1).then_some(()) }).await;
+
+    daemon.kill();
+    let _daemon = rig.daemon().await;
+    let events = idle(&rig.log(), &session, 1).await;
+
+    assert_eq!(outcome(&events), CallOutcome::OutcomeUnknown);
+    assert_eq!(server.count("tools/call"), 1);
+    stop.cancel();
 }

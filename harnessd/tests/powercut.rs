@@ -49,7 +49,13 @@ async fn append_until_done(dir: &Path) {
     let log = Log::open(dir).unwrap();
     let mut tasks = Vec::new();
     for number in 0..SESSIONS {
-        let agent = Agent { model: "m".into(), system: None, tools: vec![], snapshot: Value::Null };
+        let agent = Agent {
+            model: "m".into(),
+            system: None,
+            tools: vec![],
+            mcp: vec![],
+            snapshot: Value::Null,
+        };
         let created = Body::SessionCreated(Created {
             owner: "uid:1".into(),
             policy: "dev".into(),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::{Fields, Patch, text_of};
-use super::tools;
+use super::{mcp, tools};
 
 const NAME_CHARS_MAX: usize = 256;
 const MODEL_CHARS_MAX: usize = 256;
@@ -37,6 +37,8 @@ pub struct Agent {
     pub model: Model,
     /// Materialised, as [`tools::read`] gives them.
     pub tools: Vec<Value>,
+    /// As [`mcp::servers`] gives them.
+    pub mcp_servers: Vec<Value>,
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -56,8 +58,10 @@ impl Agent {
                 Some(items) => tools::read("tools", items)?,
                 None => Vec::new(),
             },
+            mcp_servers: patched_servers(&mut fields, "mcp_servers", &[])?,
             metadata: fields.metadata()?,
         };
+        mcp::check(&agent.mcp_servers, &agent.tools)?;
         refuse_unsupported(&mut fields)?;
         fields.finish()?;
         Ok(agent)
@@ -89,8 +93,10 @@ impl Agent {
             description: description.over(self.description.clone()).filter(filled),
             system: system.over(self.system.clone()).filter(filled),
             tools: patched_tools(&mut fields, "tools", &self.tools)?,
+            mcp_servers: patched_servers(&mut fields, "mcp_servers", &self.mcp_servers)?,
             metadata: fields.metadata_over(&self.metadata)?,
         };
+        mcp::check(&agent.mcp_servers, &agent.tools)?;
         refuse_unsupported(&mut fields)?;
         fields.finish()?;
         Ok((agent, expected))
@@ -112,15 +118,16 @@ impl Agent {
         };
         let system = fields.text("system", SYSTEM_CHARS_MAX)?.over(self.system.clone());
         let tools_path = fields.path("tools");
+        let servers_path = fields.path("mcp_servers");
         let agent = Self {
             model,
             system: system.filter(|text| !text.is_empty()),
             tools: patched_tools(fields, &tools_path, &self.tools)?,
+            mcp_servers: patched_servers(fields, &servers_path, &self.mcp_servers)?,
             ..self.clone()
         };
-        for key in ["mcp_servers", "skills"] {
-            fields.unsupported(key)?;
-        }
+        mcp::check(&agent.mcp_servers, &agent.tools)?;
+        fields.unsupported("skills")?;
         Ok(agent)
     }
 
@@ -132,7 +139,7 @@ impl Agent {
             "model": { "id": self.model.id, "effort": { "type": self.model.effort } },
             "system": self.system,
             "tools": self.tools,
-            "mcp_servers": [],
+            "mcp_servers": self.mcp_servers,
             "skills": [],
             "multiagent": null,
             "execution_identity": { "type": "service_account" },
@@ -158,6 +165,7 @@ impl Agent {
                 effort: document["model"]["effort"]["type"].as_str()?.to_owned(),
             },
             tools: document["tools"].as_array()?.clone(),
+            mcp_servers: document["mcp_servers"].as_array().cloned().unwrap_or_default(),
             metadata,
         })
     }
@@ -173,6 +181,19 @@ pub fn patched_tools(
         Patch::Keep => Ok(old.to_vec()),
         Patch::Clear => Ok(Vec::new()),
         Patch::Set(items) => tools::read(path, items),
+    }
+}
+
+/// The MCP servers after an update, by the same rule.
+pub fn patched_servers(
+    fields: &mut Fields<'_>,
+    path: &str,
+    old: &[Value],
+) -> Result<Vec<Value>, ApiError> {
+    match fields.array("mcp_servers", ARRAY_LEN_MAX)? {
+        Patch::Keep => Ok(old.to_vec()),
+        Patch::Clear => Ok(Vec::new()),
+        Patch::Set(items) => mcp::servers(path, items),
     }
 }
 
@@ -214,7 +235,7 @@ fn model(path: &str, value: &Value, old: Option<&Model>) -> Result<Model, ApiErr
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for key in ["mcp_servers", "skills", "multiagent"] {
+    for key in ["skills", "multiagent"] {
         fields.unsupported(key)?;
     }
     match fields.any("execution_identity") {
@@ -275,7 +296,7 @@ mod tests {
             (json!({ "name": "n", "model": "m", "skills": [{}] }), "skills: not supported"),
             (
                 json!({ "name": "n", "model": "m", "mcp_servers": [{}] }),
-                "mcp_servers: not supported",
+                "mcp_servers[0].type: required",
             ),
             (json!({ "name": "n", "model": "m", "multiagent": { "type": "x" } }), "multiagent"),
             (

@@ -119,7 +119,8 @@ mod tests {
 
     fn first() -> NewEvent {
         let snapshot = json!({ "name": "tester" });
-        let agent = Agent { model: "m".into(), system: None, tools: Vec::new(), snapshot };
+        let agent =
+            Agent { model: "m".into(), system: None, tools: Vec::new(), mcp: vec![], snapshot };
         let created = Created {
             owner: "uid:1".into(),
             policy: "dev".into(),

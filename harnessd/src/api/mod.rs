@@ -23,6 +23,7 @@ mod files;
 mod history;
 mod keys;
 mod loopback;
+mod mcp;
 mod operator;
 mod page;
 mod policy_files;

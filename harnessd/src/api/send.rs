@@ -234,7 +234,7 @@ fn check_call(at: usize, body: &Body, call: Option<&ToolUse>) -> Result<(), ApiE
     let (field, fits, what) = match body {
         Body::UserToolConfirmation { .. } => (
             "tool_use_id",
-            call.is_some_and(|c| c.hand == HandKind::Sandbox && c.permission == Permission::Ask),
+            call.is_some_and(|c| c.hand != HandKind::Client && c.permission == Permission::Ask),
             "no tool call of this session asks for a confirmation under this id",
         ),
         _ => (
@@ -269,6 +269,7 @@ mod tests {
             hand,
             permission,
             reason: None,
+            mcp: None,
         });
         Event { seq: 1, id: id.into(), time: "2026-01-01T00:00:00.000Z".into(), body }
     }

@@ -11,7 +11,7 @@ use super::ApiState;
 use super::agent::Agent;
 use super::error::ApiError;
 use super::wire_bodies::{seconds, session_usage};
-use super::{budget, history, resources, tools};
+use super::{budget, history, mcp, resources, tools};
 use crate::log::event::{self, Status};
 use crate::log::objects::Object;
 use crate::log::{Chain, now};
@@ -41,12 +41,16 @@ pub fn effective(agent: &Agent, id: &str, version: u64) -> event::Agent {
         model: agent.model.id.clone(),
         system: agent.system.clone(),
         tools: agent.tools.iter().flat_map(offered).collect(),
+        mcp: mcp::effective(&agent.mcp_servers, &agent.tools),
         snapshot,
     }
 }
 
 /// The tools that one materialised entry gives to the model.
 fn offered(tool: &Value) -> Vec<event::Tool> {
+    if tool["type"] == mcp::TOOLSET {
+        return Vec::new();
+    }
     if tool["type"] == "custom" {
         let text = |key: &str| tool[key].as_str().unwrap_or_default().to_owned();
         return vec![event::Tool::Custom {

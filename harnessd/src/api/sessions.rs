@@ -7,7 +7,7 @@ use ipc::id::SessionId;
 use ipc::session::METADATA_WORKSPACE;
 use serde_json::{Value, json};
 
-use super::agent::{Agent, patched_tools};
+use super::agent::{Agent, patched_servers, patched_tools};
 use super::attempt::{self, Failed};
 use super::body::JsonBody;
 use super::edge::Owner;
@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::fields::{Fields, Patch};
 use super::query::Parameters;
 use super::resource::{self, Given, RESOURCES_MAX};
-use super::{ApiState, agents, budget, environments, history, page, resources, send, session};
+use super::{ApiState, agents, budget, environments, history, mcp, page, resources, send, session};
 use crate::log::Guard;
 use crate::log::event::{self, Body, Created, NewEvent, Status};
 use crate::log::objects::{Change, NewObject, Object};
@@ -375,7 +375,8 @@ fn patched_agent(
     let unreadable = || ApiError::unavailable(format!("session {}: not readable", object.id));
     let mut agent = Agent::of_document(snapshot).ok_or_else(unreadable)?;
     agent.tools = patched_tools(&mut given, "agent.tools", &agent.tools)?;
-    given.unsupported("mcp_servers")?;
+    agent.mcp_servers = patched_servers(&mut given, "agent.mcp_servers", &agent.mcp_servers)?;
+    mcp::check(&agent.mcp_servers, &agent.tools)?;
     given.finish()?;
     let id = snapshot["id"].as_str().ok_or_else(unreadable)?;
     let version = snapshot["version"].as_u64().ok_or_else(unreadable)?;

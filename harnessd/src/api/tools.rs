@@ -1,13 +1,13 @@
 //! The `tools` array of an agent: read, checked, and written back with every default spelled out.
 //!
-//! What the wire API has and this version does not offer (web search, MCP toolsets, the `auto`
-//! policy) is refused by name when it is asked for. `web_search` stands in answers as disabled, so
+//! What the wire API has and this version does not offer (web search, the `auto` policy) is refused by name when it is asked for. `web_search` stands in answers as disabled, so
 //! that a client that reads, edits and sends back the array meets no surprise.
 
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
+use super::mcp;
 
 pub const TOOLSET: &str = "agent_toolset_20260401";
 /// The tools of the toolset that sandboxes have.
@@ -32,7 +32,7 @@ pub enum Permission {
 }
 
 impl Permission {
-    fn wire(self) -> Value {
+    pub fn wire(self) -> Value {
         match self {
             Self::Allow => json!({ "type": "always_allow" }),
             Self::Ask => json!({ "type": "always_ask" }),
@@ -42,9 +42,9 @@ impl Permission {
 
 /// What applies to one tool of the toolset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setting {
-    enabled: bool,
-    permission: Permission,
+pub struct Setting {
+    pub enabled: bool,
+    pub permission: Permission,
 }
 
 /// Reads `tools` and gives the materialised array.
@@ -60,12 +60,17 @@ pub fn read(path: &str, items: &[Value]) -> Result<Vec<Value>, ApiError> {
         let (name, tool) = match fields.kind()? {
             TOOLSET => (TOOLSET.to_owned(), toolset(&path, fields)?),
             "custom" => custom(&path, fields)?,
-            "mcp_toolset" => {
-                return Err(ApiError::unsupported(&format!("{path}.type: mcp_toolset")));
+            mcp::TOOLSET => {
+                let (server, tool) = mcp::toolset(&path, fields)?;
+                // No other entry's name has a space.
+                (format!("{} {server}", mcp::TOOLSET), tool)
             }
             other => {
                 let other: String = other.chars().take(64).collect();
-                let why = format!("unknown tool type {other:?}: {TOOLSET} and custom are offered");
+                let why = format!(
+                    "unknown tool type {other:?}: {TOOLSET}, mcp_toolset and custom \
+                     are offered"
+                );
                 return Err(ApiError::field(&format!("{path}.type"), why));
             }
         };
@@ -121,7 +126,7 @@ fn toolset(path: &str, mut fields: Fields<'_>) -> Result<Value, ApiError> {
     Ok(toolset_wire(default, &given))
 }
 
-fn setting(fields: &mut Fields<'_>, inherited: Setting) -> Result<Setting, ApiError> {
+pub fn setting(fields: &mut Fields<'_>, inherited: Setting) -> Result<Setting, ApiError> {
     let enabled = fields.flag("enabled")?.unwrap_or(inherited.enabled);
     let path = fields.path("permission_policy");
     let permission = match fields.any("permission_policy") {
@@ -284,7 +289,7 @@ mod tests {
         };
         let object = || json!({ "type": "object" });
         for (tool, expected) in [
-            (json!({ "type": "mcp_toolset" }), "tools[0].type: mcp_toolset: not supported"),
+            (json!({ "type": "mcp_toolset" }), "tools[0].mcp_server_name: required"),
             (json!({ "type": "later_2030" }), "tools[0].type: unknown tool type"),
             (json!({ "name": "x" }), "tools[0].type: required"),
             (

@@ -158,12 +158,22 @@ impl Fold {
                 let (kind, body) = tool_use(call);
                 out.push(kind, body);
             }
-            Body::ToolResult(result) => out.push("agent.tool_result", tool_result(result)),
-            Body::Error { error, message, retry } => {
-                out.push("session.error", session_error(*error, message, *retry));
+            Body::ToolResult(result) => {
+                let (kind, body) = tool_result(result);
+                out.push(kind, body);
+            }
+            Body::Error { error, message, retry, mcp_server } => {
+                let mut body = session_error(*error, message, *retry);
+                if let Some(server) = mcp_server {
+                    body["error"]["mcp_server_name"] = json!(server);
+                }
+                out.push("session.error", body);
             }
             Body::Summary(_) => out.push("agent.thread_context_compacted", json!({})),
-            Body::ToolStarted { .. } | Body::ProfileChanged { .. } | Body::Note(_) => {}
+            Body::ToolStarted { .. }
+            | Body::ProfileChanged { .. }
+            | Body::McpListed { .. }
+            | Body::Note(_) => {}
             Body::UserMessage { .. }
             | Body::UserInterrupt {}
             | Body::UserToolConfirmation { .. } => {}

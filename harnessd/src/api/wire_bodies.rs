@@ -96,16 +96,22 @@ pub fn tool_use(call: &ToolUse) -> (&'static str, Value) {
         // No policy was consulted: the tool is unknown or disabled.
         Permission::Deny => fields["evaluated_permission"] = json!("deny"),
     }
+    if let Some(target) = &call.mcp {
+        fields["mcp_server_name"] = json!(target.server);
+        fields["name"] = json!(target.tool);
+        return ("agent.mcp_tool_use", fields);
+    }
     ("agent.tool_use", fields)
 }
 
-pub fn tool_result(result: &ToolResult) -> Value {
+pub fn tool_result(result: &ToolResult) -> (&'static str, Value) {
     let is_error = result.is_error || result.outcome != CallOutcome::Finished;
-    json!({
-        "tool_use_id": result.tool_use,
-        "content": wire_blocks::all(&result.content),
-        "is_error": is_error,
-    })
+    let (kind, id) = match result.mcp {
+        true => ("agent.mcp_tool_result", "mcp_tool_use_id"),
+        false => ("agent.tool_result", "tool_use_id"),
+    };
+    let content = wire_blocks::all(&result.content);
+    (kind, json!({ id: result.tool_use, "content": content, "is_error": is_error }))
 }
 
 pub fn session_error(error: ErrorKind, message: &str, retry: Retry) -> Value {
@@ -115,6 +121,8 @@ pub fn session_error(error: ErrorKind, message: &str, retry: Retry) -> Value {
         ErrorKind::ModelRateLimited => "model_rate_limited_error",
         ErrorKind::ModelRequestFailed => "model_request_failed_error",
         ErrorKind::Billing => "billing_error",
+        ErrorKind::McpConnectionFailed => "mcp_connection_failed_error",
+        ErrorKind::McpAuthenticationFailed => "mcp_authentication_failed_error",
     };
     let retry = match retry {
         Retry::Retrying => "retrying",

@@ -42,6 +42,7 @@ fn used(id: &str) -> Body {
         hand: HandKind::Sandbox,
         permission: Permission::Allow,
         reason: None,
+        mcp: None,
     })
 }
 
@@ -53,6 +54,7 @@ fn result(id: &str, what: &str) -> Body {
         is_error: false,
         outcome: CallOutcome::Finished,
         receipt: None,
+        mcp: false,
     })
 }
 

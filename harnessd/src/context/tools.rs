@@ -14,7 +14,8 @@ pub fn definition(tool: &Tool) -> Value {
             let (description, input_schema) = sandbox_tool(name);
             json!({ "name": name, "description": description, "input_schema": input_schema })
         }
-        Tool::Custom { name, description, input_schema } => {
+        Tool::Custom { name, description, input_schema }
+        | Tool::Mcp { name, description, input_schema, .. } => {
             json!({ "name": name, "description": description, "input_schema": input_schema })
         }
     }

@@ -143,7 +143,16 @@ pub enum Body {
     /// Tokens used by the whole session so far; directly before every idle.
     Usage { usage: Usage },
     /// Something failed; whether that ends the turn stands in `retry`.
-    Error { error: ErrorKind, message: String, retry: Retry },
+    Error {
+        error: ErrorKind,
+        message: String,
+        retry: Retry,
+        /// The MCP server that failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mcp_server: Option<String>,
+    },
+    /// The MCP servers were asked what tools they have; none: the same as before.
+    McpListed { tools: Option<Vec<Tool>> },
     /// For whoever reads the log: nothing follows from it.
     Note(Note),
 }
@@ -170,6 +179,9 @@ pub struct Agent {
     pub model: String,
     pub system: Option<String>,
     pub tools: Vec<Tool>,
+    /// MCP servers whose tools it may use; what those are is found when a turn begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mcp: Vec<McpServer>,
     /// The agent as the wire API shows it in this session.
     pub snapshot: Value,
 }
@@ -182,14 +194,47 @@ pub enum Tool {
     Sandbox { name: String, permission: Permission },
     /// The client runs it.
     Custom { name: String, description: String, input_schema: Value },
+    /// A tool of an MCP server, which calls it `tool`.
+    Mcp {
+        name: String,
+        description: String,
+        input_schema: Value,
+        permission: Permission,
+        target: McpTarget,
+    },
 }
 
 impl Tool {
     pub fn name(&self) -> &str {
         match self {
-            Self::Sandbox { name, .. } | Self::Custom { name, .. } => name,
+            Self::Sandbox { name, .. } | Self::Custom { name, .. } | Self::Mcp { name, .. } => name,
         }
     }
+}
+
+/// An MCP server of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct McpServer {
+    pub name: String,
+    pub url: String,
+    /// What holds for tools that `configs` does not name.
+    pub default: McpSetting,
+    /// By the server's own name of the tool.
+    pub configs: Vec<(String, McpSetting)>,
+}
+
+/// What holds for a tool of an MCP server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct McpSetting {
+    pub enabled: bool,
+    pub permission: Permission,
+}
+
+/// A tool of an MCP server, under the server's own name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct McpTarget {
+    pub server: String,
+    pub tool: String,
 }
 
 /// What must happen before a tool call runs.
@@ -342,6 +387,9 @@ pub struct ToolUse {
     pub permission: Permission,
     /// Why `permission` is `deny`, for the model.
     pub reason: Option<String>,
+    /// Set when an MCP server runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mcp: Option<McpTarget>,
 }
 
 /// Who runs a call.
@@ -352,6 +400,8 @@ pub enum HandKind {
     Sandbox,
     /// The client of the API.
     Client,
+    /// An MCP server.
+    Mcp,
 }
 
 /// What the model is told about a call.
@@ -365,6 +415,9 @@ pub struct ToolResult {
     pub outcome: CallOutcome,
     /// Facts of sandboxd's receipt; none when no sandbox was asked.
     pub receipt: Option<ReceiptFacts>,
+    /// The call was one of an MCP server's tool.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mcp: bool,
 }
 
 /// How a call ended.
@@ -409,6 +462,8 @@ pub enum ErrorKind {
     ModelRateLimited,
     ModelRequestFailed,
     Billing,
+    McpConnectionFailed,
+    McpAuthenticationFailed,
 }
 
 /// What follows from an error.
@@ -533,64 +588,5 @@ impl Status {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn updated(budget_cents: Option<Option<u64>>) -> Body {
-        Body::SessionUpdated { agent: None, title: None, metadata: None, budget_cents }
-    }
-
-    #[test]
-    fn bodies_survive_their_columns() {
-        let bodies = [
-            Body::UserInterrupt {},
-            Body::UserMessage { content: vec![json!({"type": "text", "text": "hi"})] },
-            Body::Note(Note::Recovered { fence: 3, pid: 9 }),
-            Body::Note(Note::Imported { events: 3, head: "00".into() }),
-            Body::ProfileChanged { profile: "last-n/1:20".into() },
-            updated(None),
-            updated(Some(None)),
-            updated(Some(Some(500))),
-            Body::StatusIdle { stop_reason: StopReason::EndTurn, stop_details: None },
-            Body::ToolUse(ToolUse {
-                request: "sevt_a".into(),
-                call: CallId::random(),
-                model_id: "toolu_1".into(),
-                name: "bash".into(),
-                input: json!({"kind": "nested keys are nobody's business"}),
-                hand: HandKind::Sandbox,
-                permission: Permission::Allow,
-                reason: None,
-            }),
-        ];
-
-        for body in bodies {
-            let (kind, text) = body.to_columns().unwrap();
-            assert_eq!(Body::from_columns(&kind, &text).unwrap(), body, "{kind}: {text}");
-        }
-    }
-
-    #[test]
-    fn ids_differ_and_those_of_later_moments_come_later() {
-        let first = new_event_id();
-        let ids: std::collections::HashSet<String> = (0..1000).map(|_| new_event_id()).collect();
-        let moment = first[..14].to_owned();
-        let later = loop {
-            let id = new_event_id();
-            if id[..14] != moment {
-                break id;
-            }
-        };
-
-        assert_eq!((ids.len(), first.len()), (1000, 29));
-        assert!(later > first);
-    }
-
-    #[test]
-    fn an_unknown_kind_is_an_error_that_names_it() {
-        let error = Body::from_columns("tool_cal", "{}").unwrap_err();
-
-        assert!(error.to_string().contains("tool_cal"), "{error}");
-    }
-}
+#[path = "event_tests.rs"]
+mod tests;

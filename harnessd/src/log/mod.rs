@@ -27,9 +27,9 @@ use ipc::id::SessionId;
 use rusqlite::Connection;
 
 pub use event::{
-    Agent, Body, CallOutcome, Created, ErrorKind, Event, Failure, HandKind, NewEvent, Note,
-    Permission, ReceiptFacts, RequestEnded, Retry, Status, StopReason, Summary, Tool, ToolResult,
-    ToolUse, Usage,
+    Agent, Body, CallOutcome, Created, ErrorKind, Event, Failure, HandKind, McpServer, McpSetting,
+    McpTarget, NewEvent, Note, Permission, ReceiptFacts, RequestEnded, Retry, Status, StopReason,
+    Summary, Tool, ToolResult, ToolUse, Usage,
 };
 pub use files::FILE;
 pub use owner::Ownership;

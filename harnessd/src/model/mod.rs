@@ -81,6 +81,11 @@ pub struct Models {
 const ANY: &str = "*";
 
 impl Models {
+    /// The way out that a session's own is made from; none in a process without proxyd.
+    pub(crate) fn egress(&self) -> Option<&Egress> {
+        self.egress.as_deref()
+    }
+
     /// `scripts` holds the loaded script of each model with provider `scripted`.
     pub fn new(
         table: BTreeMap<String, ModelConfig>,

@@ -21,6 +21,9 @@ impl Run {
         if !self.can_count_costs() {
             return self.stop_uncounted().await;
         }
+        if self.must_list_mcp() {
+            return self.list_mcp().await;
+        }
         if wait_ms > 0 && !self.wait(Duration::from_millis(wait_ms)).await? {
             return Ok(());
         }
@@ -45,7 +48,10 @@ impl Run {
             ahead.take(&Event { seq, id, time: String::new(), body: event.body.clone() });
         }
         let profile = self.profile();
-        let asks = next_step(&ahead) == Step::CallModel { wait_ms: 0 } && self.can_count_costs();
+        // MCP servers are asked between the two.
+        let asks = self.agent.mcp.is_empty()
+            && next_step(&ahead) == Step::CallModel { wait_ms: 0 }
+            && self.can_count_costs();
         if !asks || ahead.is_rescheduling() || profile.summary_due(&ahead).is_some() {
             return Ok(self.append(batch).await?);
         }
@@ -98,7 +104,8 @@ impl Run {
              price-usd-per-million to its table in harnessd.toml, or remove the budget",
             self.agent.model
         );
-        let error = Body::Error { error: ErrorKind::Billing, message, retry: Retry::Exhausted };
+        let (error, retry) = (ErrorKind::Billing, Retry::Exhausted);
+        let error = Body::Error { error, message, retry, mcp_server: None };
         self.idle(vec![error.into()], StopReason::BudgetReached, None).await
     }
 
@@ -177,7 +184,7 @@ impl Run {
             );
             let retry = if wait.is_some() { Retry::Retrying } else { Retry::Exhausted };
             let Failure { error, message, .. } = failure;
-            batch.push(Body::Error { error, message, retry }.into());
+            batch.push(Body::Error { error, message, retry, mcp_server: None }.into());
             if wait.is_some() {
                 batch.push(Body::StatusRescheduled {}.into());
             }
@@ -348,6 +355,10 @@ impl Listening {
 fn tool_use(block: Value, request: String, agent: &Agent) -> ToolUse {
     let text = |key: &str| block[key].as_str().unwrap_or_default().to_owned();
     let name = text("name");
+    let mcp = agent.tools.iter().find_map(|tool| match tool {
+        Tool::Mcp { name: known, target, .. } if *known == name => Some(target.clone()),
+        _ => None,
+    });
     let (hand, permission, reason) = match agent.tools.iter().find(|t| t.name() == name) {
         _ if !block["input"].is_object() => {
             let reason = "the input of a tool must be a JSON object".to_owned();
@@ -359,6 +370,7 @@ fn tool_use(block: Value, request: String, agent: &Agent) -> ToolUse {
             (HandKind::Sandbox, *permission, reason)
         }
         Some(Tool::Custom { .. }) => (HandKind::Client, Permission::Allow, None),
+        Some(Tool::Mcp { permission, .. }) => (HandKind::Mcp, *permission, None),
         None => {
             let known: Vec<_> = agent.tools.iter().map(Tool::name).collect();
             let reason = format!("there is no tool {name:?}; there are: {}", known.join(", "));
@@ -374,5 +386,6 @@ fn tool_use(block: Value, request: String, agent: &Agent) -> ToolUse {
         hand,
         permission,
         reason,
+        mcp,
     }
 }

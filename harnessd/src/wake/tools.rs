@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::hands::{Ended, HandError};
+use crate::log::HandKind;
 
 /// The tool whose calls share a shell.
 const SHELL: &str = "bash";
@@ -20,32 +21,38 @@ impl Run {
     pub(super) async fn run_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), WakeError> {
         let fresh: Vec<&PendingCall> = calls.iter().filter(|c| c.journal.is_none()).collect();
         if !fresh.is_empty() {
-            let journal = tokio::select! {
-                biased;
-                journal = self.parts.hand.journal() => journal,
-                outcome = self.interrupted() => return Ok(outcome?),
-                () = self.parts.stop.cancelled() => return Err(WakeError::Stopped),
-            };
-            let journal = match journal {
-                Ok(journal) => journal,
-                Err(fault) => {
-                    let ended = Ended::failed(CallOutcome::Refused, fault.lines());
-                    let results = fresh.into_iter().map(|call| result(call, ended.clone()));
-                    let results = results.collect();
-                    return Ok(self.append(results).await?);
-                }
-            };
-            let fence = self.fence;
-            let started = fresh.into_iter().map(|pending| {
-                let call = pending.used.call.clone();
-                Body::ToolStarted { call, journal: journal.clone(), fence }.into()
-            });
-            let started = started.collect();
+            let (by_mcp, others): (Vec<_>, Vec<_>) =
+                fresh.into_iter().partition(|call| call.used.hand == HandKind::Mcp);
+            let mut batch: Vec<NewEvent> =
+                by_mcp.into_iter().map(|call| self.begin_mcp(call)).collect();
+            if !others.is_empty() {
+                let journal = tokio::select! {
+                    biased;
+                    journal = self.parts.hand.journal() => journal,
+                    outcome = self.interrupted() => return Ok(outcome?),
+                    () = self.parts.stop.cancelled() => return Err(WakeError::Stopped),
+                };
+                batch.extend(others.into_iter().map(|call| match &journal {
+                    Ok(journal) => started(call, journal, self.fence),
+                    Err(fault) => result(call, Ended::failed(CallOutcome::Refused, fault.lines())),
+                }));
+            }
             // The next step sees them as started, and sends them.
-            return Ok(self.append(started).await?);
+            return Ok(self.append(batch).await?);
         }
         let cancel = CancellationToken::new();
         self.execute(calls, &cancel, false).await
+    }
+
+    /// The beginning of an MCP call, or its end when this session reaches no server any more.
+    fn begin_mcp(&self, call: &PendingCall) -> NewEvent {
+        match &self.mcp {
+            Some(hand) => started(call, hand.journal(), self.fence),
+            None => {
+                let text = "the agent of this session has no MCP servers any more";
+                result(call, Ended::failed(CallOutcome::Refused, text))
+            }
+        }
     }
 
     /// Sends started calls and appends each result. `ending`: they are to be cancelled.
@@ -67,13 +74,21 @@ impl Run {
                 let (parts, policy) = (Arc::clone(&parts), created.policy.clone());
                 let cancel = cancel.clone();
                 let (done, next) = oneshot::channel();
+                let way = self.mcp_way(&call);
                 let before = (call.used.name == SHELL).then(|| shell.replace(next)).flatten();
                 async move {
                     if let Some(before) = before {
                         // An error says the same: the one before has ended.
                         let _ = before.await;
                     }
-                    let outcome = parts.hand.execute(request, cancel).await;
+                    let outcome = match way {
+                        Some((hand, url, tool)) => {
+                            let journal = call.journal.as_deref();
+                            Ok(hand.execute(&url, &tool, &call.used.input, journal, cancel).await)
+                        }
+                        None if call.used.hand == HandKind::Mcp => Ok(unreachable_mcp()),
+                        None => parts.hand.execute(request, cancel).await,
+                    };
                     drop(done);
                     match outcome {
                         Ok(ended) => (call, Ok(parts.scrub.clean(&policy, ended).await)),
@@ -186,6 +201,18 @@ fn request(
     }
 }
 
+/// Nothing here leads to a server: a call that was begun elsewhere has no end that could be known.
+fn unreachable_mcp() -> Ended {
+    let text = "the process that sent this call ended before the answer came: whether it did its \
+                work is unknown; check before you repeat it";
+    Ended::failed(CallOutcome::OutcomeUnknown, text)
+}
+
+fn started(pending: &PendingCall, journal: &str, fence: u64) -> NewEvent {
+    let call = pending.used.call.clone();
+    Body::ToolStarted { call, journal: journal.to_owned(), fence }.into()
+}
+
 fn result(call: &PendingCall, ended: Ended) -> NewEvent {
     let Ended { content, is_error, outcome, receipt } = ended;
     NewEvent::new(Body::ToolResult(ToolResult {
@@ -195,5 +222,6 @@ fn result(call: &PendingCall, ended: Ended) -> NewEvent {
         is_error,
         outcome,
         receipt,
+        mcp: call.used.mcp.is_some(),
     }))
 }

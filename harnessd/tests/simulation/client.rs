@@ -35,6 +35,7 @@ fn created() -> Body {
                 input_schema: json!({ "type": "object" }),
             },
         ],
+        mcp: Vec::new(),
         snapshot: Value::Null,
     };
     Body::SessionCreated(Created {
@@ -127,7 +128,7 @@ async fn answer(world: &World, log: &Log, session: &SessionId) {
             HandKind::Client => {
                 Body::UserCustomToolResult { tool_use, content: Vec::new(), is_error: false }
             }
-            HandKind::Sandbox => {
+            HandKind::Sandbox | HandKind::Mcp => {
                 let allow = world.chance.now_and_then(70);
                 Body::UserToolConfirmation { tool_use, allow, deny_message: None }
             }
