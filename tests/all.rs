@@ -17,6 +17,7 @@ mod in_force;
 mod isolation;
 mod leases;
 mod names;
+mod questions;
 mod recovery;
 mod refusals;
 mod runs;

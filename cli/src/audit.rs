@@ -131,7 +131,10 @@ pub fn line(style: Style, record: &AuditRecord) -> String {
     named("credential", record.credential.clone());
     named("scrubbed", record.scrubbed.filter(|n| *n > 0).map(|n| n.to_string()));
     named("environment", record.environment.clone());
-    named("call", record.calls.first().map(ToString::to_string));
+    let calls: Vec<&str> = record.calls.iter().map(|call| call.as_str()).collect();
+    let calls = Some(calls.join(", ")).filter(|calls| !calls.is_empty());
+    // All calls of a sandbox share its network: whose request it was is known of one alone.
+    named(if record.calls.len() > 1 { "one of the calls" } else { "call" }, calls);
     if record.kind == AuditKind::Note {
         // A note is its text alone.
         parts.extend(record.reason.as_deref().map(|text| printable(text).into_owned()));
@@ -163,6 +166,14 @@ mod tests {
         let text = line(Style::plain(), &denied);
 
         assert_eq!(text, "t  denied   POST  evil.example:443/c  because not listed");
+    }
+
+    #[test]
+    fn a_request_while_several_calls_ran_is_put_down_to_none_of_them() {
+        let of = |calls| line(Style::plain(), &record(json!({ "host": "a", "calls": calls })));
+
+        assert_eq!(of(json!(["c_1"])), "t  allowed  a  call c_1");
+        assert_eq!(of(json!(["c_1", "c_2"])), "t  allowed  a  one of the calls c_1, c_2");
     }
 
     #[test]

@@ -89,8 +89,11 @@ async fn execute(
 ) -> Result<Json<Receipt>, Fault> {
     let Json(request) = body.map_err(|rejection| {
         let too_large = rejection.status() == http::StatusCode::PAYLOAD_TOO_LARGE;
-        let code = if too_large { Code::TooLarge } else { Code::Invalid };
-        Fault::new(code, rejection.body_text())
+        if too_large {
+            let text = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+            return Fault::new(Code::TooLarge, text);
+        }
+        Fault::new(Code::Invalid, rejection.body_text())
     })?;
     control.service.execute(&peer, request).await.map(Json)
 }

@@ -68,14 +68,14 @@ pub fn lose(receipt: &mut Receipt) {
     state(receipt, Outcome::OutcomeUnknown, LOST);
 }
 
-/// A command failed, and requests of its were refused, failed or were given up while it ran. Not
-/// every client says so.
+/// A command failed, and requests were refused, failed or were given up while it ran. Not every
+/// client says so. A line says where it may be about another call.
 pub fn add_refusals(receipt: &mut Receipt, lines: &[String]) {
     if lines.is_empty() {
         return;
     }
     let list: String = lines.iter().map(|line| format!("\n- {line}")).collect();
-    let notice = format!("{}: while it ran, its requests ended so:{list}", receipt.tool);
+    let notice = format!("{}: while it ran, requests ended so:{list}", receipt.tool);
     receipt.content.push(files::text(notice));
 }
 

@@ -24,6 +24,11 @@ pub(super) fn cannot_read(error: impl std::fmt::Display) -> AuditError {
     AuditError::Read(error.to_string())
 }
 
+/// The same about a file, which it names.
+pub(super) fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> AuditError {
+    move |error| cannot_read(format!("{}: {error}", path.display()))
+}
+
 pub(super) fn segment_path(dir: &Path, first: u64) -> PathBuf {
     dir.join(format!("{first:020}.{SEGMENT}"))
 }
@@ -31,7 +36,7 @@ pub(super) fn segment_path(dir: &Path, first: u64) -> PathBuf {
 /// All segments, with the number in their name, in order.
 pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, AuditError> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(cannot_read)? {
+    for entry in std::fs::read_dir(dir).map_err(unreadable(dir))? {
         let path = entry.map_err(cannot_read)?.path();
         if path.extension().is_some_and(|extension| extension == SEGMENT)
             && let Some(first) = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok())
@@ -45,7 +50,7 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, AuditError> {
 
 /// The hash of the last record in a segment.
 pub(super) fn head_of(path: &Path) -> Result<Hash, AuditError> {
-    let bytes = std::fs::read(path).map_err(cannot_read)?;
+    let bytes = std::fs::read(path).map_err(unreadable(path))?;
     let before = journal::parse_header(&bytes).map(|(_, before)| before);
     let last = frames(&bytes, HEADER_BYTES).last().map(|frame| *frame.hash);
     last.or(before).ok_or_else(|| cannot_read(format!("{}: no header", path.display())))
@@ -54,8 +59,8 @@ pub(super) fn head_of(path: &Path) -> Result<Hash, AuditError> {
 /// What a segment says at its beginning.
 pub(super) fn header_of(path: &Path) -> Result<Option<(u64, Hash)>, AuditError> {
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(cannot_read)?;
-    file.take(HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(cannot_read)?;
+    let file = std::fs::File::open(path).map_err(unreadable(path))?;
+    file.take(HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(unreadable(path))?;
     Ok(journal::parse_header(&bytes))
 }
 
@@ -66,7 +71,7 @@ pub(super) fn walk(
     path: &Path,
     newest: bool,
 ) -> Result<(), AuditError> {
-    let bytes = std::fs::read(path).map_err(cannot_read)?;
+    let bytes = std::fs::read(path).map_err(unreadable(path))?;
     match journal::parse_header(&bytes) {
         Some((named, before)) if named == first => {
             check.begin(first, before);
@@ -148,13 +153,13 @@ impl Reader {
         path: &Path,
         after: u64,
     ) -> Result<(Vec<u8>, usize, u64), AuditError> {
-        let mut file = std::fs::File::open(path).map_err(cannot_read)?;
+        let mut file = std::fs::File::open(path).map_err(unreadable(path))?;
         let (segment, number, offset) = self.left_off;
         let (base, from) =
             if segment == first && number <= after { (offset, 0) } else { (0, HEADER_BYTES) };
-        file.seek(SeekFrom::Start(base)).map_err(cannot_read)?;
+        file.seek(SeekFrom::Start(base)).map_err(unreadable(path))?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(cannot_read)?;
+        file.read_to_end(&mut bytes).map_err(unreadable(path))?;
         Ok((bytes, from, base))
     }
 
@@ -169,7 +174,7 @@ impl Reader {
                 let index = match Index::kept(path) {
                     Some(index) => index,
                     None => {
-                        let bytes = std::fs::read(path).map_err(cannot_read)?;
+                        let bytes = std::fs::read(path).map_err(unreadable(path))?;
                         let mut index = Index::default();
                         frames(&bytes, HEADER_BYTES).for_each(|frame| index.add(frame.fields));
                         index

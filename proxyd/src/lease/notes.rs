@@ -29,8 +29,31 @@ pub struct Notes {
 }
 
 struct Note {
-    calls: Vec<CallId>,
+    calls: Vec<Concerned>,
     line: String,
+}
+
+/// A call that a line may be about.
+struct Concerned {
+    call: CallId,
+    /// It ran alone once when that happened. All calls of a sandbox share its network, so that
+    /// whose request it was is known of those alone.
+    alone: bool,
+}
+
+/// Stands behind a line that may be about another call.
+const SHARED: &str = "; other calls ran at that time, and it may have been a request of theirs";
+
+impl Note {
+    fn concerns(&mut self, calls: &[CallId]) {
+        let alone = calls.len() == 1;
+        for call in calls {
+            match self.calls.iter_mut().find(|concerned| concerned.call == *call) {
+                Some(known) => known.alone |= alone,
+                None => self.calls.push(Concerned { call: call.clone(), alone }),
+            }
+        }
+    }
 }
 
 /// What became of a request that has no answer of its upstream's: the first word of its line.
@@ -79,18 +102,16 @@ impl Notes {
             .take(LINE_CHARS_MAX)
             .collect();
         let mut kept = self.kept();
-        match kept.iter().position(|note| note.line == line) {
-            Some(at) => {
-                let note = &mut kept[at];
-                let new = record.calls.iter().filter(|call| !note.calls.contains(call));
-                let new: Vec<_> = new.cloned().collect();
-                note.calls.extend(new);
-            }
+        let at = kept.iter().position(|note| note.line == line);
+        let line_at = match at {
+            Some(at) => at,
             None if kept.len() < NOTES_MAX => {
-                kept.push(Note { calls: record.calls.clone(), line });
+                kept.push(Note { calls: Vec::new(), line });
+                kept.len() - 1
             }
-            None => {}
-        }
+            None => return,
+        };
+        kept[line_at].concerns(&record.calls);
     }
 
     /// The lines about one call.
@@ -99,14 +120,17 @@ impl Notes {
         // The sender is ours, so this ends for no other reason.
         let _ = tokio::time::timeout(OPENING_PATIENCE, opening.wait_for(|count| *count == 0)).await;
         let kept = self.kept();
-        let about = kept.iter().filter(|note| note.calls.contains(call));
-        about.map(|note| note.line.clone()).collect()
+        let about = kept.iter().filter_map(|note| {
+            let found = note.calls.iter().find(|concerned| concerned.call == *call)?;
+            Some(format!("{}{}", note.line, if found.alone { "" } else { SHARED }))
+        });
+        about.collect()
     }
 
     /// A call has ended: nobody asks about it any more.
     pub fn forget(&self, call: &CallId) {
         self.kept().retain_mut(|note| {
-            note.calls.retain(|kept| kept != call);
+            note.calls.retain(|kept| kept.call != *call);
             !note.calls.is_empty()
         });
     }
@@ -147,11 +171,27 @@ mod tests {
 
         let a = "refused: a.example:443: host_not_listed: no (list it)";
         assert_eq!(notes.of(&one).await, [a]);
-        assert_eq!(notes.of(&other).await, [a, "refused: b .example:443: host_not_listed: no"]);
+        let b = "refused: b .example:443: host_not_listed: no";
+        assert_eq!(notes.of(&other).await, [format!("{a}{SHARED}"), b.to_owned()]);
 
         notes.forget(&one);
         assert!(notes.of(&one).await.is_empty());
         assert_eq!(notes.of(&other).await.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_ended_while_several_calls_ran_is_told_to_none_of_them_as_its_own() {
+        let (one, other) = (CallId::random(), CallId::random());
+        let notes = Notes::default();
+        notes.add(&record("a.example", &[&one, &other]), End::Refused, None);
+        notes.forget(&other);
+
+        let line = notes.of(&one).await.remove(0);
+        assert!(line.ends_with(SHARED), "{line}");
+
+        notes.add(&record("a.example", &[&one]), End::Refused, None);
+        let line = notes.of(&one).await.remove(0);
+        assert!(!line.ends_with(SHARED), "{line}");
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -21,11 +21,15 @@ use super::AnswerError;
 use crate::Daemon;
 use crate::sys::accounts::account;
 
+/// Longest body: an answer has two short fields.
+const BODY_BYTES_MAX: usize = 4096;
+
 /// `operators` is the group whose members are.
 pub fn router(daemon: Arc<Daemon>, operators: Option<u32>) -> Router {
     Router::new()
         .route("/v1/questions", get(page))
         .route("/v1/questions/{question}", post(answer))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .route_layer(middleware::from_fn_with_state(operators, only_operators))
         .with_state(daemon)
 }
@@ -75,7 +79,7 @@ async fn answer(
 ) -> Result<Json<Answered>, Fault> {
     let invalid = |error: String| Fault::new(Code::Invalid, error);
     let question = QuestionId::parse(&question).map_err(|error| invalid(error.to_string()))?;
-    let Json(reply) = reply.map_err(|error| invalid(error.body_text()))?;
+    let Json(reply) = reply.map_err(unread)?;
     if reply.for_seconds.is_some_and(|seconds| !(1..=ANSWER_SECONDS_MAX).contains(&seconds)) {
         return Err(invalid(format!("for_seconds is 1 to {ANSWER_SECONDS_MAX}")));
     }
@@ -90,6 +94,14 @@ async fn answer(
         AnswerError::Audit(_) => Fault::new(Code::Unavailable, error.to_string()),
     })?;
     Ok(Json(Answered { question, answer: reply.answer, others }))
+}
+
+fn unread(rejection: JsonRejection) -> Fault {
+    if rejection.status() == http::StatusCode::PAYLOAD_TOO_LARGE {
+        let text = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+        return Fault::new(Code::TooLarge, text);
+    }
+    Fault::new(Code::Invalid, rejection.body_text())
 }
 
 #[cfg(test)]
