@@ -30,6 +30,7 @@
 
 mod command;
 mod confine;
+mod gate;
 mod host;
 mod netlink;
 mod network;
@@ -334,6 +335,7 @@ fn layers(uid: Option<u32>, ports: &Ports, filter: &Filter, limits: &str) -> Vec
         ("nested-namespaces", "none may be made".to_owned()),
         ("landlock", landlock),
         ("seccomp", seccomp),
+        ("unix-sockets", "connections to the sandbox's own only".to_owned()),
         ("capabilities", "none, bounding set empty".to_owned()),
         ("no-new-privileges", "set".to_owned()),
         ("limits", limits.to_owned()),

@@ -7,5 +7,6 @@ mod confinement;
 mod egress;
 mod life;
 mod refusal;
+mod sockets;
 mod support;
 mod trust;

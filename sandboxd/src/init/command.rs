@@ -7,16 +7,18 @@
 //! by it (it is undumpable).
 
 use std::ffi::CString;
-use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ipc::fd::MessageError;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
 
 use super::confine::{Broken, Confinement};
 use super::failure;
+use super::gate::Gate;
 use super::sample;
 use super::tree::sweep;
 use crate::cell::CALL_BYTES_MAX;
@@ -29,8 +31,14 @@ use crate::sys::seccomp::Subject;
 use crate::zygote::memory;
 use crate::zygote::message::{Control, Failure, Program, Report};
 
-/// Longest report of a child that could not become its program.
-const FAILURE_BYTES_MAX: u64 = 4096;
+/// What a child tells its guard, before it is its program.
+#[derive(Debug, Serialize, Deserialize)]
+enum Word {
+    /// Attached: the listener of its supervised calls.
+    Supervised,
+    /// It will not be its program.
+    Failed(Failure),
+}
 
 /// What the child becomes.
 pub enum Body {
@@ -62,18 +70,18 @@ fn supervise(
 ) -> Result<(), Broken> {
     let (events, reader, writer) = prepare_guard()?;
     let main = fork(|| become_body(body, fds, writer, confinement)).map_err(Broken::at("fork"))?;
-    // `fds` and `writer` moved into the closure, which this process has dropped: the pipe ends
+    // `fds` and `writer` moved into the closure, which this process has dropped: the socket ends
     // when the child executes, and the command's output ends when the command's processes do.
     follow(socket, events.as_fd(), reader, main)
 }
 
-/// What a guard needs before it forks: how it hears of children, and the pipe that a child tells it
-/// by why it could not become its program.
+/// What a guard needs before it forks: how it hears of children, and the socket by which a child
+/// hands over its listener and tells why it could not become its program.
 pub(super) fn prepare_guard() -> Result<(ChildEvents, OwnedFd, OwnedFd), Broken> {
     let io = |e: rustix::io::Errno| Broken::at("guard")(e.into());
     let events = child_events().map_err(Broken::at("guard"))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io)?;
-    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io)?;
+    let (reader, writer) = ipc::fd::pair().map_err(Broken::at("guard"))?;
     Ok((events, reader, writer))
 }
 
@@ -84,32 +92,51 @@ pub(super) fn follow(
     reader: OwnedFd,
     main: Pid,
 ) -> Result<(), Broken> {
-    let mut told = Vec::new();
-    let mut reader = std::fs::File::from(reader).take(FAILURE_BYTES_MAX);
-    reader.read_to_end(&mut told).map_err(Broken::at("guard"))?;
-    let report = match serde_json::from_slice::<Failure>(&told) {
-        Ok(failure) => Report::Failed(failure),
-        Err(_) => Report::Started,
-    };
+    let (report, listener) = hear(&reader);
+    drop(reader);
     if ipc::fd::send(socket, &report, &[]).is_err() || matches!(report, Report::Failed(_)) {
         let _ = sweep(events, |_| {});
         return Ok(());
     }
     give_back_memory();
-    watch(socket, events, main)
+    let mut gate = listener.map(Gate::new);
+    watch(socket, events, main, &mut gate)
+}
+
+/// What the child says until it is its program, or ends.
+fn hear(child: &OwnedFd) -> (Report, Option<OwnedFd>) {
+    let (mut report, mut listener) = (Report::Started, None);
+    loop {
+        match ipc::fd::receive::<Word>(child) {
+            Ok((Word::Supervised, mut fds)) => listener = fds.pop(),
+            Ok((Word::Failed(failure), _)) => report = Report::Failed(failure),
+            Err(_) => return (report, listener),
+        }
+    }
 }
 
 /// Serves the command's socket until sandboxd closes it.
-fn watch(socket: &OwnedFd, events: std::os::fd::BorrowedFd<'_>, main: Pid) -> Result<(), Broken> {
+fn watch(
+    socket: &OwnedFd,
+    events: std::os::fd::BorrowedFd<'_>,
+    main: Pid,
+    gate: &mut Option<Gate>,
+) -> Result<(), Broken> {
     loop {
         collect(socket, main)?;
+        let first_call = gate.as_ref().and_then(Gate::unopened).map(AsFd::as_fd);
+        // Whether it listens for first calls or not, the third is nothing but the first again.
+        let third = first_call.unwrap_or(socket.as_fd());
         let mut ready =
-            [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(events, PollFlags::IN)];
+            [socket.as_fd(), events, third].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match rustix::event::poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Broken::at("guard")(error.into())),
         }
         let asked = !ready[0].revents().is_empty();
+        if first_call.is_some() && !ready[2].revents().is_empty() {
+            *gate = gate.take().and_then(Gate::open);
+        }
         // What SIGCHLD announced is found by `collect`; the announcement itself says nothing more.
         drain(events);
         if asked && !serve(socket, events, main)? {
@@ -204,13 +231,23 @@ pub(super) enum Way {
 impl Way {
     /// Tells why the child is not its program; returns its exit status.
     pub(super) fn tell(&self, broken: Broken) -> i32 {
-        let text = serde_json::to_vec(&failure(broken)).unwrap_or_default();
-        let _ = match self {
-            Self::Open(writer) => rustix::io::write(writer, &text),
-            Self::Placed(writer) => rustix::io::write(&**writer, &text),
-            Self::Closed => Ok(0),
-        };
+        let _ = self.say(&Word::Failed(failure(broken)), &[]);
         NOT_BECOME
+    }
+
+    /// Leaves the listener of this process's supervised calls to the guard.
+    pub(super) fn hand_over(&self, listener: Option<OwnedFd>) -> Result<(), Broken> {
+        let Some(listener) = listener else { return Ok(()) };
+        self.say(&Word::Supervised, &[listener.as_fd()])
+            .map_err(|error| Broken::at("guard")(std::io::Error::other(error.to_string())))
+    }
+
+    fn say(&self, word: &Word, fds: &[BorrowedFd<'_>]) -> Result<(), MessageError> {
+        match self {
+            Self::Open(writer) => ipc::fd::send(writer, word, fds),
+            Self::Placed(writer) => ipc::fd::send(&**writer, word, fds),
+            Self::Closed => Ok(()),
+        }
     }
 
     /// Puts the command's descriptors in their places, with this behind them.
@@ -231,8 +268,20 @@ pub(super) fn begin_child() -> Result<(), Broken> {
     Ok(())
 }
 
-/// Fills up a command's descriptors to the standard three.
+/// Fills up a command's descriptors to the standard three. None may be a Unix socket that sends to
+/// any address: the command could make no such socket itself, see `sys::seccomp`.
 pub(super) fn fill_up(fds: &mut Vec<OwnedFd>) -> Result<(), Broken> {
+    use rustix::net::sockopt::{socket_domain, socket_type};
+    let sends_anywhere = |fd: &OwnedFd| {
+        socket_domain(fd) == Ok(AddressFamily::UNIX) && socket_type(fd) == Ok(SocketType::DGRAM)
+    };
+    if let Some(number) = fds.iter().position(sends_anywhere) {
+        let text = format!(
+            "descriptor {number} is a Unix datagram socket, which could send to any socket of the \
+             host that the sandbox is shown; give it a stream socket or a pipe"
+        );
+        return Err(Broken { step: "descriptors", errno: None, text });
+    }
     while fds.len() < 3 {
         let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
         let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty());
@@ -254,10 +303,11 @@ fn confined(
         Body::Rehearsal => ("/".to_owned(), Subject::Command),
     };
     fill_up(&mut fds)?;
-    confinement.apply(subject, || {
+    let listener = confinement.apply(subject, || {
         rustix::process::chdir(&*cwd).map_err(|e| Broken::at("chdir")(e.into()))?;
         way.place(fds)
     })?;
+    way.hand_over(listener)?;
     if let Body::Program(program) = body {
         return Err(run(&program));
     }

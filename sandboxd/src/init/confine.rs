@@ -6,6 +6,7 @@
 //! rights away, so a process that waits for its workspace can be filtered before the rules are
 //! known.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -94,7 +95,8 @@ impl Restraints {
     }
 
     /// System calls. After all of [`Restraints::apply`]; Landlock may come before or after.
-    pub fn filter(&self, subject: Subject) -> Result<(), Broken> {
+    /// Gives the listener of supervised calls, which the guard is to have.
+    pub fn filter(&self, subject: Subject) -> Result<Option<OwnedFd>, Broken> {
         self.filter.load(subject).map_err(Broken::at("seccomp"))
     }
 }
@@ -116,7 +118,7 @@ impl Confinement {
         &self,
         subject: Subject,
         between: impl FnOnce() -> Result<(), Broken>,
-    ) -> Result<(), Broken> {
+    ) -> Result<Option<OwnedFd>, Broken> {
         self.restraints.apply()?;
         self.domain.enter().map_err(Broken::at("landlock"))?;
         between()?;

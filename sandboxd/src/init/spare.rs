@@ -113,7 +113,8 @@ fn wait_as_child(orders: &OwnedFd, writer: OwnedFd, restraints: &Restraints) -> 
 fn become_program(orders: &OwnedFd, way: &mut Way, restraints: &Restraints) -> Result<(), Broken> {
     let confined = begin_child()
         .and_then(|()| restraints.apply())
-        .and_then(|()| restraints.filter(Subject::Command));
+        .and_then(|()| restraints.filter(Subject::Command))
+        .and_then(|listener| way.hand_over(listener));
     let Ok((Go, mut fds)) = ipc::fd::receive::<Go>(orders) else { return Ok(()) };
     confined?;
     let incomplete = || Broken::at("order")(super::incomplete());

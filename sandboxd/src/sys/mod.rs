@@ -9,6 +9,7 @@ pub mod mount;
 pub mod process;
 pub mod seccomp;
 pub mod sockets;
+pub mod supervision;
 
 use std::path::Path;
 

@@ -6,6 +6,8 @@
 mod calls;
 mod filter;
 
+use std::os::fd::{FromRawFd, OwnedFd};
+
 pub use filter::Instruction;
 
 /// What the filter is, for receipts.
@@ -24,6 +26,11 @@ pub enum Subject {
     /// Our own code of the file tools, inside a cell.
     FileTools,
 }
+
+/// A listener, and calls that no signal but a deadly one ends once they were heard: restarted, a
+/// call that was made in its caller's place would be made twice (Linux 5.19).
+const SUPERVISED: libc::c_ulong =
+    libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
 
 /// The filters, ready to be loaded.
 #[derive(Clone, Debug)]
@@ -52,11 +59,13 @@ impl Filter {
         self.extent
     }
 
-    /// Filters the calling thread and what it starts, for good. Needs no-new-privileges.
-    pub fn load(&self, subject: Subject) -> std::io::Result<()> {
-        let program = match subject {
-            Subject::Command => &self.commands,
-            Subject::FileTools => &self.files,
+    /// Filters the calling thread and what it starts, for good. Needs no-new-privileges. Gives the
+    /// listener of supervised calls where there are any (`super::supervision`): it must leave the
+    /// process before what is filtered runs, or that would answer itself.
+    pub fn load(&self, subject: Subject) -> std::io::Result<Option<OwnedFd>> {
+        let (program, flags) = match subject {
+            Subject::Command => (&self.commands, SUPERVISED),
+            Subject::FileTools => (&self.files, 0),
         };
         let program = libc::sock_fprog {
             len: u16::try_from(program.len()).expect("the table is fixed and far shorter"),
@@ -65,9 +74,15 @@ impl Filter {
         // SAFETY: `program` describes a vector of `self`, whose layout is that of sock_filter; the
         // kernel copies it and writes nothing.
         let result = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+            let operation = libc::SECCOMP_SET_MODE_FILTER;
+            libc::syscall(libc::SYS_seccomp, operation, flags, &raw const program)
         };
-        if result == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+        if result == -1 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: with these flags the kernel gave a new descriptor that nobody else knows.
+        let listener = |fd| unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        Ok((flags != 0).then(|| listener(result)))
     }
 }
 

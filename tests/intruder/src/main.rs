@@ -11,6 +11,11 @@
 //! datagram ADDRESS        one datagram and what becomes of it
 //! resolve NAME            its IPv4 address, asked for in every way that there is
 //! unix PATH...            connects to each as stream, packets and datagrams; @NAME is abstract
+//! unix-serve PATH         tells who connects its uid, until it is ended
+//! unix-full PATH          listens, has one connection wait and never accepts
+//! unix-ask PATH...        connects to each and says what it is told
+//! unix-crowd PATH COUNT   connects so often at once to a listener of its own with no room
+//! unix-swap OWN OTHER     changes address and socket while connecting
 //! signal FROM..TO...      signals each process and group
 //! socket F,K,P...         makes a socket of each family, kind and protocol
 //! calls                   entries to the kernel that a filter should close
@@ -30,6 +35,7 @@ mod net;
 mod sys;
 mod talk;
 mod tls;
+mod unix;
 
 use std::io::Result;
 use std::os::unix::fs::OpenOptionsExt;
@@ -60,6 +66,11 @@ fn run(words: &[&str]) -> Result<()> {
         ["datagram", address] => net::datagram(address),
         ["resolve", name] => net::resolve(name),
         ["unix", ref paths @ ..] => net::unix(paths),
+        ["unix-serve", path] => unix::serve(path),
+        ["unix-full", path] => unix::fill(path),
+        ["unix-ask", ref paths @ ..] => unix::ask(paths),
+        ["unix-crowd", path, count] => unix::crowd(path, number(count)?),
+        ["unix-swap", own, other] => unix::swap(own, other),
         ["signal", ref ranges @ ..] => calls::signal(ranges),
         ["socket", ref triples @ ..] => calls::sockets(triples),
         ["calls"] => calls::show(&sys::attempts::filtered()),

@@ -41,7 +41,9 @@ fn number(call: i64) -> u32 {
 /// a way into its owner's account for whoever can reach it there.
 pub fn commands() -> Vec<(u32, Node)> {
     let mut table = files();
-    let judged: Vec<(u32, Node)> = set_id_calls().collect();
+    let mut judged: Vec<(u32, Node)> = set_id_calls().collect();
+    judged.push((number(libc::SYS_connect), Node::Give(Verdict::Supervise)));
+    judged.push((number(libc::SYS_socket), socket(connecting_unix(fail(libc::EAFNOSUPPORT)))));
     table.retain(|(call, _)| judged.iter().all(|(other, _)| other != call));
     table.extend(judged);
     table
@@ -89,7 +91,7 @@ fn creating(flags: u8) -> Node {
 }
 
 /// What the file tools' own code may call inside a cell: as commands, and openat2, which keeps it
-/// beneath the workspace.
+/// beneath the workspace. They have no Unix sockets, so that nobody need supervise their way out.
 pub fn files() -> Vec<(u32, Node)> {
     let allowed = [PROGRAMS, PROGRAMS_HERE, TRACING].into_iter().flatten();
     let mut table: Vec<(u32, Node)> =
@@ -98,8 +100,9 @@ pub fn files() -> Vec<(u32, Node)> {
     table.push((number(libc::SYS_clone), no_bits(0, NAMESPACES)));
     table.push((number(libc::SYS_unshare), no_bits(0, NAMESPACES | NEWTIME_FLAG)));
     table.push((number(libc::SYS_ioctl), ioctl()));
-    table.push((number(libc::SYS_socket), socket()));
-    table.push((number(libc::SYS_socketpair), only(0, &[1], libc::EAFNOSUPPORT)));
+    table.push((number(libc::SYS_socket), socket(fail(libc::EAFNOSUPPORT))));
+    let pair = connecting_unix(fail(libc::EAFNOSUPPORT));
+    table.push((number(libc::SYS_socketpair), pair));
     table.push((number(libc::SYS_personality), only(0, PERSONALITIES, libc::EPERM)));
     table
 }
@@ -139,14 +142,33 @@ fn ioctl() -> Node {
     }
 }
 
-/// socket(domain, type, protocol): Unix; IPv4 and IPv6 but no raw or packet type and no protocol
+/// A Unix socket that sends to whom it is connected to, so that connect(2) decides. A datagram
+/// socket sends to any address that it is given, in memory where no filter can look.
+fn connecting_unix(otherwise: Node) -> Node {
+    let by_kind = Node::If {
+        argument: 1,
+        mask: SOCKET_KIND,
+        // The kernel makes a datagram socket of a raw one.
+        values: vec![libc::SOCK_DGRAM as u32, libc::SOCK_RAW as u32],
+        then: Box::new(fail(libc::ESOCKTNOSUPPORT)),
+        otherwise: allow(),
+    };
+    Node::If {
+        argument: 0,
+        mask: u32::MAX,
+        values: vec![libc::AF_UNIX as u32],
+        then: Box::new(by_kind),
+        otherwise: Box::new(otherwise),
+    }
+}
+
+/// socket(domain, type, protocol): what `others` lets; IPv4 and IPv6 but no raw or packet type and no protocol
 /// besides TCP, UDP, ICMP echo and UDP-Lite (MPTCP, SCTP, SMC and DCCP reach code that nothing else
 /// here guards); netlink for routes only, which listing interfaces needs.
-fn socket() -> Node {
+fn socket(others: Node) -> Node {
     const DOMAIN: u8 = 0;
     const KIND: u8 = 1;
     const PROTOCOL: u8 = 2;
-    let unix = libc::AF_UNIX as u32;
     let netlink = libc::AF_NETLINK as u32;
     let inet = vec![libc::AF_INET as u32, libc::AF_INET6 as u32];
     let protocols = only(PROTOCOL, &[0, 6, 17, 1, 58, 136], libc::EPROTONOSUPPORT);
@@ -162,7 +184,7 @@ fn socket() -> Node {
         mask: u32::MAX,
         values: vec![netlink],
         then: Box::new(only(PROTOCOL, &[0], libc::EPROTONOSUPPORT)),
-        otherwise: Box::new(only(DOMAIN, &[unix], libc::EAFNOSUPPORT)),
+        otherwise: Box::new(others),
     };
     Node::If {
         argument: DOMAIN,

@@ -26,6 +26,8 @@ const IF_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
 const RETURN_KILL_PROCESS: u32 = 0x8000_0000;
 const RETURN_ERRNO: u32 = 0x0005_0000;
+/// The call waits for whoever holds the filter's listener; fails with ENOSYS where nobody does.
+const RETURN_SUPERVISOR: u32 = 0x7fc0_0000;
 const RETURN_ALLOW: u32 = 0x7fff_0000;
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCHITECTURE: u32 = 4;
@@ -37,6 +39,8 @@ const OFFSET_ARGUMENTS: u32 = 16;
 pub enum Verdict {
     Allow,
     Fail(i32),
+    /// The guard makes the call in the command's place, or refuses it (`init::gate`).
+    Supervise,
 }
 
 /// A verdict that may hang on arguments. Arguments are looked at as 32 bits: each one that the
@@ -62,10 +66,10 @@ pub enum Node {
 }
 
 impl Node {
-    /// Whether any arguments lead to `Allow`.
+    /// Whether any arguments lead to the call.
     pub fn may_allow(&self) -> bool {
         match self {
-            Self::Give(verdict) => *verdict == Verdict::Allow,
+            Self::Give(verdict) => !matches!(verdict, Verdict::Fail(_)),
             Self::If { then, otherwise, .. } | Self::IfAnyBit { then, otherwise, .. } => {
                 then.may_allow() || otherwise.may_allow()
             }
@@ -133,6 +137,7 @@ fn search(ranges: &[(RangeInclusive<u32>, Node)]) -> Vec<Instruction> {
 fn leaf(node: &Node) -> Vec<Instruction> {
     match node {
         Node::Give(Verdict::Allow) => vec![give(RETURN_ALLOW)],
+        Node::Give(Verdict::Supervise) => vec![give(RETURN_SUPERVISOR)],
         Node::Give(Verdict::Fail(errno)) => vec![give(RETURN_ERRNO | errno.cast_unsigned())],
         Node::If { argument, mask, values, then, otherwise } => {
             let (then, otherwise) = (leaf(then), leaf(otherwise));
@@ -268,6 +273,7 @@ mod tests {
         const CLOEXEC: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
         assert_eq!(socket(libc::AF_UNIX, libc::SOCK_STREAM | CLOEXEC, 0), RETURN_ALLOW);
+        assert_eq!(socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | CLOEXEC, 0), RETURN_ALLOW);
         assert_eq!(socket(libc::AF_INET, libc::SOCK_STREAM | CLOEXEC, 6), RETURN_ALLOW);
         assert_eq!(socket(libc::AF_INET6, libc::SOCK_DGRAM, 0), RETURN_ALLOW);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 0), RETURN_ALLOW);
@@ -279,6 +285,29 @@ mod tests {
         for family in [libc::AF_PACKET, libc::AF_VSOCK, libc::AF_ALG, libc::AF_BLUETOOTH] {
             assert_eq!(socket(family, libc::SOCK_RAW, 0), fails(libc::EAFNOSUPPORT), "{family}");
         }
+    }
+
+    #[test]
+    fn unix_sockets_that_send_to_an_address_cannot_be_made_and_connections_are_supervised() {
+        let made =
+            |call: i64, kind: i32| verdict(call, [libc::AF_UNIX as u32, kind as u32, 0, 0, 0, 0]);
+        let files = assemble(calls::ARCHITECTURE, calls::NUMBER_MAX, &calls::files());
+        let of_files = |call: i64, domain: i32| {
+            let arguments = [domain as u32, libc::SOCK_STREAM as u32, 0, 0, 0, 0];
+            run(&files, calls::ARCHITECTURE, call as u32, arguments)
+        };
+
+        for call in [libc::SYS_socket, libc::SYS_socketpair] {
+            // The kernel makes a datagram socket of a raw one.
+            for kind in [libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, libc::SOCK_RAW] {
+                assert_eq!(made(call, kind), fails(libc::ESOCKTNOSUPPORT), "{call} {kind}");
+            }
+            assert_eq!(made(call, libc::SOCK_STREAM | libc::SOCK_NONBLOCK), RETURN_ALLOW);
+        }
+        assert_eq!(verdict(libc::SYS_connect, [0; 6]), RETURN_SUPERVISOR);
+        assert_eq!(of_files(libc::SYS_socket, libc::AF_UNIX), fails(libc::EAFNOSUPPORT));
+        assert_eq!(of_files(libc::SYS_socket, libc::AF_INET6), RETURN_ALLOW);
+        assert_eq!(of_files(libc::SYS_connect, 0), RETURN_ALLOW);
     }
 
     #[test]

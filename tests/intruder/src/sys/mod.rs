@@ -4,6 +4,7 @@
 pub mod apart;
 pub mod attempts;
 pub mod enter;
+pub mod swap;
 pub mod works;
 
 use std::ffi::CString;
@@ -44,6 +45,22 @@ pub fn connect_unix(path: &str, kind: i32) -> Result<()> {
     // SAFETY: the pointer is to a live address of at least that length.
     checked(unsafe { libc::connect(socket.as_raw_fd(), pointer, length as libc::socklen_t) })
         .map(drop)
+}
+
+/// How many connections wait for a listener; the kernel lets one more.
+pub fn set_backlog(listener: &impl AsRawFd, backlog: i32) -> Result<()> {
+    // SAFETY: listen(2) takes two numbers, whatever they are.
+    checked(unsafe { libc::listen(listener.as_raw_fd(), backlog) }).map(drop)
+}
+
+/// The user at the other end, as the kernel says.
+pub fn peer_uid(stream: &impl AsRawFd) -> Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, name, value) = (libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast());
+    // SAFETY: both pointers are to live values, and the length is the value's.
+    checked(unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, value, &raw mut length) })
+        .map(|_| peer.uid)
 }
 
 pub fn reset_on_close(stream: &TcpStream) -> Result<()> {
