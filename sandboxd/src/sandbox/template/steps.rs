@@ -149,8 +149,9 @@ async fn execute(
                 },
                 exit = running.wait(), if !open => return exit,
                 exit = running.wait() => {
-                    // What it printed last may still be in the pipe.
-                    while let Ok(read) = output.try_read(&mut buffer)
+                    // What it printed last may still be in the pipe. The runtime may not have heard
+                    // of it, and would say that there is nothing.
+                    while let Ok(read) = rustix::io::read(&output, &mut buffer[..])
                         && read > 0
                     {
                         keep(&mut kept, &buffer[..read]);
