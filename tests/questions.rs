@@ -1,5 +1,6 @@
-//! Promise: what a rule asks an operator about waits for the word that he types, and what was asked,
+//! Promise: what a rule asks an operator about waits for the word that he types. What was asked,
 //! who answered and what came of it stand in the audit under the call that it was about.
+
 use std::process::{Child, Output, Stdio};
 
 use cleanhands_tests::installation::Installation;

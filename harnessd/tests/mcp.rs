@@ -351,7 +351,8 @@ async fn the_end_of_a_run_ends_the_session_at_the_server() {
     until("the session's end", || async {
         let asked = rig.server.asked.lock().unwrap();
         let end = asked.iter().find(|(method, ..)| method == Method::DELETE)?;
-        Some(assert_eq!(end.2["mcp-session-id"], "first"))
+        assert_eq!(end.2["mcp-session-id"], "first");
+        Some(())
     })
     .await;
 }

@@ -32,7 +32,7 @@ pub fn servers(path: &str, items: &[Value]) -> Result<Vec<Value>, ApiError> {
         let parsed: Option<http::Uri> = url.parse().ok();
         let parsed = parsed.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
         // What would be a credential belongs into a vault, never into an agent.
-        if !parsed.is_some_and(|uri| uri.authority().is_some_and(|a| !a.as_str().contains('@'))) {
+        if parsed.is_none_or(|uri| uri.authority().is_none_or(|a| a.as_str().contains('@'))) {
             let why = "must be an http or https URL without a user name";
             return Err(ApiError::field(&format!("{path}.url"), why));
         }

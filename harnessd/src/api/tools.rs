@@ -1,7 +1,8 @@
 //! The `tools` array of an agent: read, checked, and written back with every default spelled out.
 //!
-//! What the wire API has and this version does not offer (web search, the `auto` policy) is refused by name when it is asked for. `web_search` stands in answers as disabled, so
-//! that a client that reads, edits and sends back the array meets no surprise.
+//! What the wire API has and this version does not offer (web search, the `auto` policy) is refused
+//! by name when it is asked for. `web_search` stands in answers as disabled, so that a client that
+//! reads, edits and sends back the array meets no surprise.
 
 use serde_json::{Map, Value, json};
 

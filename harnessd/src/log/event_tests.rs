@@ -1,3 +1,5 @@
+//! Events as they stand in the log, there and back.
+
 use super::*;
 use serde_json::json;
 

@@ -162,9 +162,9 @@ fn connecting_unix(otherwise: Node) -> Node {
     }
 }
 
-/// socket(domain, type, protocol): what `others` lets; IPv4 and IPv6 but no raw or packet type and no protocol
-/// besides TCP, UDP, ICMP echo and UDP-Lite (MPTCP, SCTP, SMC and DCCP reach code that nothing else
-/// here guards); netlink for routes only, which listing interfaces needs.
+/// socket(domain, type, protocol): what `others` lets; IPv4 and IPv6 but no raw or packet type and
+/// no protocol besides TCP, UDP, ICMP echo and UDP-Lite (MPTCP, SCTP, SMC and DCCP reach code that
+/// nothing else here guards); netlink for routes only, which listing interfaces needs.
 fn socket(others: Node) -> Node {
     const DOMAIN: u8 = 0;
     const KIND: u8 = 1;
