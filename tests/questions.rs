@@ -136,8 +136,10 @@ async fn a_request_that_an_operator_denies_is_a_403_that_says_so() {
 async fn a_question_that_its_client_gave_up_leaves_the_list() {
     let (installation, origin) = started().await;
     let workspace = tempfile::tempdir().unwrap();
-    let script =
-        format!("{CURL} & until [ -e leave ]; do read -rt 0.05 <> <(:); done; kill $!; wait");
+    // The substitution in the loop has a process of its own, which `$!` would name.
+    let script = format!(
+        "{CURL} & curl=$!; until [ -e leave ]; do read -rt 0.05 <> <(:); done; kill $curl; wait"
+    );
     let running = begun(&installation, workspace.path(), &script);
 
     let asked = held(&installation);
