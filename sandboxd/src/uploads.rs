@@ -29,9 +29,7 @@ impl Workspaces {
     /// The directory of what the session was given, made at its first use.
     pub fn uploads(&self, session: &SessionId) -> Result<Workspace, Fault> {
         let made = self.own(&uploads_of(session))?;
-        // The cell's user may be another than this daemon's.
-        let readable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&made.path, readable).map_err(|e| cannot("keep", &e))?;
+        permit(&made.path, 0o755).map_err(|e| cannot("keep", &e))?;
         Ok(made)
     }
 
@@ -44,15 +42,20 @@ impl Workspaces {
     pub async fn upload(&self, session: &SessionId, path: &str, body: Body) -> Result<(), Fault> {
         let below = checked(path)?;
         let directory = self.uploads(session)?.path;
-        let target = directory.join(&below);
         let part = directory.join(format!("{PART}{}", ipc::id::random_text(12)));
         let written = write(&part, body).await;
-        let stored = written.and_then(|()| {
-            let parent = target.parent().unwrap_or(&directory);
-            let mut builder = std::fs::DirBuilder::new();
-            builder.recursive(true).mode(0o755).create(parent).map_err(|e| taken(path, &e))?;
-            std::fs::rename(&part, &target).map_err(|e| taken(path, &e))
-        });
+        let stored = match written {
+            Ok(file) => {
+                let (part, directory, below) = (part.clone(), directory.clone(), below.clone());
+                // To the disk before the session names it.
+                let work = move || put_in_place(&file, &part, &directory, &below);
+                let placed = tokio::task::spawn_blocking(work).await;
+                placed
+                    .map_err(|e| cannot("store", &std::io::Error::other(e)))
+                    .and_then(|placed| placed.map_err(|e| taken(path, &e)))
+            }
+            Err(fault) => Err(fault),
+        };
         if stored.is_err() {
             // It may not have come to be.
             let _ = std::fs::remove_file(&part);
@@ -62,13 +65,21 @@ impl Workspaces {
 
     /// Takes a file away; one that is not there is away already.
     pub fn take_away(&self, session: &SessionId, path: &str) -> Result<(), Fault> {
-        let target = self.folder().join(uploads_of(session)).join(checked(path)?);
-        match std::fs::remove_file(target) {
+        let below = checked(path)?;
+        let directory = self.folder().join(uploads_of(session));
+        match std::fs::remove_file(directory.join(&below)) {
             Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Err(cannot("remove", &e))
+                return Err(cannot("remove", &e));
             }
-            _ => Ok(()),
+            _ => {}
         }
+        // A directory that holds nothing any more would stand in the way of a file of its name.
+        for parent in below.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty()) {
+            if std::fs::remove_dir(directory.join(parent)).is_err() {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -76,7 +87,36 @@ fn uploads_of(session: &SessionId) -> String {
     format!("{UPLOADS}{session}")
 }
 
-async fn write(part: &Path, mut body: Body) -> Result<(), Fault> {
+/// Whatever the umask: the cell's user may be another than this daemon's, whose mount is read-only.
+fn permit(path: &Path, mode: u32) -> std::io::Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+/// Makes a written file findable at its place, also after a loss of power. Blocking.
+fn put_in_place(
+    file: &std::fs::File,
+    part: &Path,
+    directory: &Path,
+    below: &Path,
+) -> std::io::Result<()> {
+    file.set_permissions(std::fs::Permissions::from_mode(0o444))?;
+    file.sync_all()?;
+    let mut place = directory.to_owned();
+    let mut changed: Vec<PathBuf> = directory.ancestors().take(2).map(Path::to_owned).collect();
+    for name in below.parent().into_iter().flat_map(Path::components) {
+        place.push(name);
+        match std::fs::DirBuilder::new().mode(0o755).create(&place) {
+            Ok(()) => permit(&place, 0o755)?,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && place.is_dir() => {}
+            Err(e) => return Err(e),
+        }
+        changed.push(place.clone());
+    }
+    std::fs::rename(part, directory.join(below))?;
+    changed.iter().rev().try_for_each(|path| std::fs::File::open(path)?.sync_all())
+}
+
+async fn write(part: &Path, mut body: Body) -> Result<std::fs::File, Fault> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o444);
     let mut file = options.open(part).map_err(|e| cannot("store", &e))?;
@@ -94,7 +134,7 @@ async fn write(part: &Path, mut body: Body) -> Result<(), Fault> {
         // A few hundred KiB at most: no longer than a turn of the runtime.
         file.write_all(&piece).map_err(|e| cannot("store", &e))?;
     }
-    Ok(())
+    Ok(file)
 }
 
 /// A relative path whose parts are plain names, the last of which is none of ours.

@@ -4,12 +4,16 @@
 //! What was uploaded is for sessions to read ([`super::resources`]) and not given out again, as the
 //! wire API has it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::extract::multipart::{Field, Multipart, MultipartRejection};
-use axum::extract::{Path, State};
+use axum::body::Body;
+use axum::extract::multipart::{Field, Multipart};
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::{Extension, Json};
 use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use http::Uri;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -30,6 +34,9 @@ const OWNER_BYTES_MAX: u64 = 10 * FILE_BYTES_MAX;
 const PART_BYTES: usize = 1024 * 1024;
 /// How long a client may take for the next piece.
 const PIECE_TIME_MAX: Duration = Duration::from_secs(60);
+/// What may wait in memory for the end of a part's head, or of a piece: the reader of multipart
+/// bodies has no limit of its own.
+const UNREAD_BYTES_MAX: usize = 4 * 1024 * 1024;
 const NAME_CHARS_MAX: usize = 255;
 const IDS_MAX: usize = 100;
 /// The documented bounds, an hour and ninety days.
@@ -38,8 +45,10 @@ const LIFE_SECONDS: std::ops::RangeInclusive<i64> = 3_600..=7_776_000;
 pub async fn upload(
     State(state): State<ApiState>,
     Extension(owner): Extension<Owner>,
-    body: Result<Multipart, MultipartRejection>,
+    request: Request,
 ) -> Result<Json<Value>, ApiError> {
+    let unread = Unread::default();
+    let body = Multipart::from_request(unread.bounds(request), &()).await;
     let mut body = body.map_err(|_| {
         ApiError::invalid("request body: must be multipart/form-data with a part named file")
     })?;
@@ -47,7 +56,7 @@ pub async fn upload(
     let log = state.engine.log();
     log.expire_files().await?;
     let id = new_id();
-    let stored = take(&state, &owner, &id, &mut body).await;
+    let stored = take(&state, &owner, &id, &mut body, &unread).await;
     if stored.is_err() {
         log.drop_file_parts(&id).await?;
     }
@@ -71,18 +80,19 @@ async fn take(
     owner: &Owner,
     id: &str,
     body: &mut Multipart,
+    unread: &Unread,
 ) -> Result<Object, ApiError> {
     let (mut named, mut expires_at) = (None, None);
-    while let Some(mut field) = in_time(body.next_field()).await? {
+    while let Some(mut field) = unread.in_time(body.next_field()).await? {
         match field.name() {
             Some("file") if named.is_none() => {
                 let filename = filename(field.file_name())?;
                 let mime_type = mime_type(field.content_type())?;
-                let bytes = store(state, owner, id, &mut field).await?;
+                let bytes = store(state, owner, id, &mut field, unread).await?;
                 named = Some(Named { filename, mime_type, bytes });
             }
             Some("expires_in_seconds") if expires_at.is_none() => {
-                expires_at = Some(expiry(&mut field).await?);
+                expires_at = Some(expiry(&mut field, unread).await?);
             }
             Some(name @ ("file" | "expires_in_seconds")) => {
                 return Err(ApiError::field(name, "given more than once"));
@@ -118,12 +128,13 @@ async fn store(
     owner: &Owner,
     id: &str,
     field: &mut Field<'_>,
+    unread: &Unread,
 ) -> Result<u64, ApiError> {
     let log = state.engine.log();
     let room = OWNER_BYTES_MAX.saturating_sub(log.files_bytes(&owner.0).await?);
     let (mut part, mut number, mut bytes) = (BytesMut::with_capacity(PART_BYTES), 0, 0u64);
     loop {
-        let piece = in_time(field.chunk()).await?;
+        let piece = unread.in_time(field.chunk()).await?;
         let ended = piece.is_none();
         let mut piece = piece.unwrap_or_default();
         bytes += piece.len() as u64;
@@ -149,13 +160,38 @@ async fn store(
     }
 }
 
-/// The next thing of a body, if the client does not dawdle.
-async fn in_time<T>(
-    next: impl Future<Output = Result<T, axum::extract::multipart::MultipartError>>,
-) -> Result<T, ApiError> {
-    let next = tokio::time::timeout(PIECE_TIME_MAX, next).await;
-    let next = next.map_err(|_| ApiError::too_slow(PIECE_TIME_MAX))?;
-    next.map_err(|_| ApiError::invalid("request body: not whole, or no multipart/form-data"))
+/// How many bytes have come since something of a body was taken.
+#[derive(Clone, Default)]
+struct Unread(Arc<AtomicUsize>);
+
+impl Unread {
+    /// The request, whose body breaks off where too much of it waits.
+    fn bounds(&self, request: Request) -> Request {
+        let unread = self.clone();
+        request.map(|body| {
+            Body::from_stream(body.into_data_stream().map(move |piece| {
+                let piece = piece?;
+                let waits = unread.0.fetch_add(piece.len(), Ordering::Relaxed) + piece.len();
+                if waits > UNREAD_BYTES_MAX {
+                    return Err(axum::Error::new(std::io::Error::other(
+                        "a part's head is too long",
+                    )));
+                }
+                Ok(piece)
+            }))
+        })
+    }
+
+    /// The next thing of a body, if the client does not dawdle.
+    async fn in_time<T>(
+        &self,
+        next: impl Future<Output = Result<T, axum::extract::multipart::MultipartError>>,
+    ) -> Result<T, ApiError> {
+        let next = tokio::time::timeout(PIECE_TIME_MAX, next).await;
+        self.0.store(0, Ordering::Relaxed);
+        let next = next.map_err(|_| ApiError::too_slow(PIECE_TIME_MAX))?;
+        next.map_err(|_| ApiError::invalid("request body: not whole, or no multipart/form-data"))
+    }
 }
 
 fn filename(given: Option<&str>) -> Result<String, ApiError> {
@@ -180,9 +216,9 @@ fn mime_type(given: Option<&str>) -> Result<String, ApiError> {
     Ok(text.to_owned())
 }
 
-async fn expiry(field: &mut Field<'_>) -> Result<String, ApiError> {
+async fn expiry(field: &mut Field<'_>, unread: &Unread) -> Result<String, ApiError> {
     let mut text = Vec::new();
-    while let Some(piece) = in_time(field.chunk()).await? {
+    while let Some(piece) = unread.in_time(field.chunk()).await? {
         text.extend_from_slice(&piece);
         if text.len() > 16 {
             break;
@@ -275,15 +311,25 @@ pub async fn content(
     Err(ApiError::invalid(format!("file {id}: {why}")))
 }
 
-/// The bytes of a file, as they are read.
+/// The bytes of a file, as they are read: all of them, or an error. It may be deleted meanwhile.
 pub fn bytes_of(
     state: &ApiState,
-    id: &str,
+    file: &Object,
 ) -> impl futures_util::Stream<Item = Result<Bytes, crate::log::LogError>> + Send + 'static {
-    let start = (state.engine.log().clone(), id.to_owned(), 0);
-    futures_util::stream::try_unfold(start, |(log, id, number)| async move {
-        let part = log.file_part(&id, number).await?;
-        Ok(part.map(|part| (part, (log, id, number + 1))))
+    let left = file.body["size_bytes"].as_u64().unwrap_or(u64::MAX);
+    let start = (state.engine.log().clone(), file.id.clone(), 0, left);
+    futures_util::stream::try_unfold(start, |(log, id, number, left)| async move {
+        match log.file_part(&id, number).await? {
+            Some(part) => {
+                let left = left.saturating_sub(part.len() as u64);
+                Ok(Some((part, (log, id, number + 1, left))))
+            }
+            None if left == 0 => Ok(None),
+            None => {
+                let text = format!("file {id}: deleted while it was given to a session");
+                Err(crate::log::LogError::Conflict(text))
+            }
+        }
     })
 }
 

@@ -23,6 +23,14 @@ use super::{ApiState, files, page, session, sessions};
 use crate::log::objects::{Change, NewObject, Object};
 use crate::log::{FILE, now};
 
+/// Does to its end what was begun at sandboxd, though its client goes away: what is there is named,
+/// or gone.
+pub async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::spawn(work).await.map_err(|error| ApiError::internal(&error))?
+}
+
 /// What a session that is to be has been given.
 pub struct Delivered {
     /// As the session's document holds them.
@@ -73,6 +81,15 @@ pub async fn add(
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let given = read("", &body)?;
+    to_the_end(add_to(state, owner, id, given)).await
+}
+
+async fn add_to(
+    state: ApiState,
+    owner: Owner,
+    id: String,
+    given: Given,
+) -> Result<Json<Value>, ApiError> {
     let session = session::id(&id)?;
     let _gifts = state.gifts.lock().await;
     let object = state.engine.log().object(sessions::KIND, &owner.0, &id, None).await?;
@@ -147,6 +164,15 @@ pub async fn remove(
     State(state): State<ApiState>,
     Extension(owner): Extension<Owner>,
     Path((id, resource)): Path<(String, String)>,
+) -> Result<Json<Value>, ApiError> {
+    to_the_end(remove_from(state, owner, id, resource)).await
+}
+
+async fn remove_from(
+    state: ApiState,
+    owner: Owner,
+    id: String,
+    resource: String,
 ) -> Result<Json<Value>, ApiError> {
     let session = session::id(&id)?;
     let _gifts = state.gifts.lock().await;
@@ -248,7 +274,7 @@ async fn send(
     resource: &Value,
     source: &Object,
 ) -> Result<(), ApiError> {
-    let bytes = files::bytes_of(state, &source.id).map_ok(Frame::data);
+    let bytes = files::bytes_of(state, source).map_ok(Frame::data);
     let path = upload_path(session, owner, &given.below);
     state.config.sandboxd.call_body(Method::PUT, &path, StreamBody::new(Box::pin(bytes))).await?;
     let mut body = source.body.clone();

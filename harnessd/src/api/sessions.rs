@@ -60,23 +60,22 @@ pub async fn create(
     let session = SessionId::random();
     let effective = session::effective(&agent, &base.id, base.version);
     let workspace = session::workspace(&metadata)?;
-    let delivered = resources::deliver(&state, &owner, &session, &given).await?;
+    let document = json!({
+        "title": title,
+        "metadata": metadata,
+        "agent": effective.snapshot,
+        "agent_id": base.id,
+        "agent_version": base.version,
+        "environment_id": environment_id,
+        "budget": budget::wire(budget_cents),
+        "given": !given.is_empty(),
+    });
     let object = NewObject {
         kind: KIND,
         id: session.as_str().to_owned(),
         owner: owner.0.clone(),
         unique_name: None,
-        body: json!({
-            "title": title,
-            "metadata": metadata,
-            "agent": effective.snapshot,
-            "agent_id": base.id,
-            "agent_version": base.version,
-            "environment_id": environment_id,
-            "budget": budget::wire(budget_cents),
-            "given": !given.is_empty(),
-            "resources": delivered.resources,
-        }),
+        body: document,
     };
     let created = Created {
         owner: owner.0.clone(),
@@ -87,6 +86,20 @@ pub async fn create(
     };
     let mut events = vec![NewEvent::new(Body::SessionCreated(created))];
     events.extend(initial.into_iter().map(NewEvent::new));
+    resources::to_the_end(establish(state, owner, session, object, events, given)).await
+}
+
+/// Gives a session its files and makes it.
+async fn establish(
+    state: ApiState,
+    owner: Owner,
+    session: SessionId,
+    mut object: NewObject,
+    events: Vec<NewEvent>,
+    given: Vec<Given>,
+) -> Result<Json<Value>, ApiError> {
+    let delivered = resources::deliver(&state, &owner, &session, &given).await?;
+    object.body["resources"] = json!(delivered.resources);
     if let Err(error) = state.engine.create_session(&session, object, events).await {
         if !given.is_empty() {
             resources::take_back(&state, &owner, &session).await;
@@ -291,6 +304,8 @@ pub async fn delete(
     Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
+    // One that is just being given would stay in sandboxd's state.
+    let _gifts = state.gifts.lock().await;
     let object = state.engine.log().object(KIND, &owner.0, &id, None).await?;
     let given = object.body["given"] == true;
     state.engine.delete(&session::id(&id)?, &owner.0, given).await?;

@@ -11,9 +11,11 @@ use crate::log::{McpServer, McpTarget};
 impl Run {
     /// Whether the MCP servers are to be asked before the model is.
     pub(super) fn must_list_mcp(&self) -> bool {
-        let Some(hand) = self.mcp.as_ref().filter(|_| !self.agent.mcp.is_empty()) else {
-            return false;
-        };
+        let Some(hand) = &self.mcp else { return false };
+        if self.agent.mcp.is_empty() {
+            // An agent that has lost its servers has lost their tools as well.
+            return !self.mcp_tools.is_empty();
+        }
         !self.state.mcp_listed || hand.take_changed()
     }
 
@@ -28,6 +30,9 @@ impl Run {
             outcome = self.interrupted() => return Ok(outcome?),
             () = self.parts.stop.cancelled() => return Err(WakeError::Stopped),
         };
+        // What a server says while it lists is about that list: one that says it each time would be
+        // asked for ever.
+        let _ = hand.take_changed();
         let mut batch: Vec<NewEvent> = Vec::new();
         let mut tools = Vec::new();
         for (server, answer) in servers.iter().zip(answers) {

@@ -18,10 +18,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -326,9 +327,18 @@ fn connect(
     if shared.listening.load(Ordering::SeqCst) == 0 && add_thread(shared).is_err() {
         return Err(Errno::AGAIN);
     }
+    // The kernel begins this anew with each connect(2), so what is interrupted must count it.
+    let limit = rustix::net::sockopt::socket_timeout(socket, Timeout::Send)?;
+    let began = Instant::now();
     interruption.arm(LOOK);
     let outcome = loop {
+        let is_over = || limit.is_some_and(|limit| began.elapsed() >= limit);
         match result(socket.as_fd()) {
+            // As the kernel has it for a connection that goes on, and for one that does not.
+            Err(Errno::INTR) if is_over() => match supervision::domain(socket.as_fd()) {
+                Ok(libc::AF_UNIX) => break Err(Errno::AGAIN),
+                _ => break Err(Errno::INPROGRESS),
+            },
             Err(Errno::INTR) if supervision::is_waiting(shared.listener.as_fd(), call.id) => {}
             other => break other,
         }

@@ -69,14 +69,28 @@ pub fn wake_at_once(listener: BorrowedFd<'_>) {
     unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
 }
 
-/// A duplicate of another process's descriptor, by its number there.
+/// A duplicate of another process's descriptor, by its number there. A kernel before 6.9 opens no
+/// thread but a process's first: there it is the process's descriptor, which all but odd threads
+/// share. Either way what is duplicated is what is looked at and connected.
 pub fn duplicate(thread: libc::pid_t, number: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: both calls take numbers, whatever they are, and give new descriptors.
-    unsafe {
-        let open = |flags: libc::c_uint| owned(libc::syscall(libc::SYS_pidfd_open, thread, flags));
-        let process = open(PIDFD_THREAD).or_else(|_| open(0))?;
-        owned(libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0))
-    }
+    let open = |pid: libc::pid_t, flags: libc::c_uint| unsafe {
+        owned(libc::syscall(libc::SYS_pidfd_open, pid, flags))
+    };
+    let process = match open(thread, PIDFD_THREAD) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(process_of(thread)?, 0)?,
+        opened => opened?,
+    };
+    // SAFETY: as above.
+    unsafe { owned(libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0)) }
+}
+
+/// The process that a thread belongs to.
+fn process_of(thread: libc::pid_t) -> std::io::Result<libc::pid_t> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok())
+        .ok_or_else(|| std::io::Error::from_raw_os_error(libc::ESRCH))
 }
 
 /// Copies another process's memory, all of `into`.

@@ -29,6 +29,8 @@ const RESUMES_MAX: u32 = 5;
 const PAGES_MAX: usize = 64;
 /// Most tools of one server: the limit of the wire API for all of them.
 const TOOLS_MAX: usize = 256;
+/// Most bytes of all tools of one server: they stand in the log and in every request.
+const LIST_BYTES_MAX: usize = 1024 * 1024;
 const SESSION_CHARS_MAX: usize = 1_024;
 const LIST_CHANGED: &str = "notifications/tools/list_changed";
 
@@ -101,14 +103,20 @@ impl Client {
     /// All tools, page by page, in an order that does not depend on the server's.
     pub async fn tools(&self) -> Result<Vec<Listed>, Trouble> {
         let mut found = BTreeMap::new();
+        let mut bytes = 0;
         let mut cursor = None;
         for _ in 0..PAGES_MAX {
             let params = cursor.map_or_else(|| json!({}), |c: String| json!({ "cursor": c }));
             let page = self.ask("tools/list", &params, &AtomicU64::new(0)).await?;
             for tool in page["tools"].as_array().map(Vec::as_slice).unwrap_or_default() {
                 if let Some(tool) = listed(tool) {
+                    bytes += tool.description.len() + tool.input_schema.to_string().len();
                     found.insert(tool.name.clone(), tool);
                 }
+            }
+            if bytes > LIST_BYTES_MAX {
+                let text = format!("its list of tools is longer than {LIST_BYTES_MAX} bytes");
+                return Err(Trouble::new(TroubleKind::Answered, false, text));
             }
             if found.len() > TOOLS_MAX {
                 let text = format!("it has more than {TOOLS_MAX} tools");

@@ -10,6 +10,9 @@ pub const NEWEST: &str = "2025-11-25";
 const KNOWN: [&str; 3] = [NEWEST, "2025-06-18", "2025-03-26"];
 /// What a server may have named as content of a call, in characters; more is cut.
 pub const RESULT_CHARS_MAX: usize = 100_000;
+/// Of an image in base64: what the model's server takes (5 MB each), and of all of a call.
+const IMAGE_BYTES_MAX: usize = 5 * 1000 * 1000;
+const IMAGES_BYTES_MAX: usize = 2 * IMAGE_BYTES_MAX;
 const IMAGES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 /// The code of an answer to a request that a client does not serve.
 const METHOD_NOT_FOUND: i64 = -32601;
@@ -102,9 +105,10 @@ pub fn revision(result: &Value) -> Result<&'static str, String> {
 
 /// The content of a call as the model reads it, and whether the tool says that it failed.
 pub fn content(result: &Value) -> (Vec<Value>, bool) {
-    let mut room = RESULT_CHARS_MAX;
+    let (mut room, mut images) = (RESULT_CHARS_MAX, IMAGES_BYTES_MAX);
     let items = result["content"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut blocks: Vec<Value> = items.iter().map(|item| block(item, &mut room)).collect();
+    let mut blocks: Vec<Value> =
+        items.iter().map(|item| block(item, &mut room, &mut images)).collect();
     if blocks.is_empty() {
         let structured = result.get("structuredContent").map(ToString::to_string);
         let text = structured.unwrap_or_else(|| "(no output)".to_owned());
@@ -113,12 +117,17 @@ pub fn content(result: &Value) -> (Vec<Value>, bool) {
     (blocks, result["isError"] == true)
 }
 
-fn block(item: &Value, room: &mut usize) -> Value {
+fn block(item: &Value, room: &mut usize, images: &mut usize) -> Value {
     let text = |key: &str| item[key].as_str().unwrap_or_default();
     let mime = text("mimeType");
     match text("type") {
         "text" => text_block(fitting(text("text"), room)),
+        // One that the model's server refuses would stand in every later request.
+        "image" if IMAGES.contains(&mime) && !is_image(text("data"), *images) => {
+            text_block("(an image is not shown: no base64, or too large)")
+        }
         "image" if IMAGES.contains(&mime) => {
+            *images -= text("data").len();
             let source = json!({ "type": "base64", "media_type": mime, "data": text("data") });
             json!({ "type": "image", "source": source })
         }
@@ -132,6 +141,12 @@ fn block(item: &Value, room: &mut usize) -> Value {
             text_block(format!("(content of the kind {other:?} {mime:.80} is not shown)"))
         }
     }
+}
+
+fn is_image(data: &str, room: usize) -> bool {
+    use base64::Engine;
+    let fits = !data.is_empty() && data.len() <= IMAGE_BYTES_MAX.min(room);
+    fits && base64::engine::general_purpose::STANDARD.decode(data).is_ok()
 }
 
 fn fitting(text: &str, room: &mut usize) -> String {

@@ -24,11 +24,8 @@ impl Child {
     /// An operator has changed the secret: nothing that was had by it counts any more, and whoever
     /// failed because of it may be asked again.
     pub(in crate::vault) fn forget(&mut self, name: &str) -> Result<(), VaultError> {
-        for (secret, client) in self.known.clients() {
-            if client == name {
-                self.store.drop_tokens(&secret)?;
-            }
-        }
+        let clients = self.known.clients().into_iter().filter(|(_, client)| client == name);
+        let dropped: Vec<_> = clients.map(|(secret, _)| self.store.drop_tokens(&secret)).collect();
         if self.hangs(&Key::Login, name)
             && let Some(login) = self.mints.kept.get(&Key::Login)
         {
@@ -48,7 +45,8 @@ impl Child {
         self.mints.paused.retain(|key, _| key.stored().is_some_and(|(own, _)| own != name));
         self.mints.refusals.clear();
         self.tend_leased();
-        Ok(())
+        // Said last: a disk that fails keeps nothing in use.
+        dropped.into_iter().collect()
     }
 
     /// Whether something is had by that secret of the store. The end of what was made is not: it
