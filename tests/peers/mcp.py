@@ -1,7 +1,7 @@
 """MCP servers that others wrote, called by agents of the official SDK through the real proxyd.
 
-A fastmcp server behind TLS wants a bearer token, which proxyd's vault alone has; the reference server
-`everything` stands behind nginx. The model is a script.
+A fastmcp server behind TLS wants a bearer token, which proxyd's vault alone has; the reference
+server `everything` stands behind nginx. The model is a script.
 
 MCP_PACKAGES (set by tests/run) is a directory with a virtual environment and node_modules.
 """
@@ -21,7 +21,7 @@ from support import Claims, Place, free_port, port_answers, wait_for
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE / "sdk"))
-from quickstart import client_of, message, one_turn  # noqa: E402
+from quickstart import client_of, message  # noqa: E402
 
 PACKAGES = pathlib.Path(os.environ["MCP_PACKAGES"])
 EVERYTHING = PACKAGES / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
@@ -149,9 +149,11 @@ class Talk:
             name=f"mcp-{uuid.uuid4()}", metadata={"policy": policy})
         self.id = self.sessions.create(agent=agent.id, environment_id=environment.id).id
 
-    def turn(self, text="Go on."):
-        """One turn to its end: its events, as the stream showed them."""
-        return one_turn(self.sessions, self.id, text)[0]
+    def turn(self):
+        """One turn to its end; gives its events."""
+        before = {event.id for event in self.history()}
+        self.send(message("Go on."))
+        return self.idle("end_turn", before)
 
     def send(self, *events):
         self.sessions.events.send(self.id, events=list(events))
@@ -159,12 +161,12 @@ class Talk:
     def history(self):
         return list(self.sessions.events.list(self.id))
 
-    def idle(self, kind):
-        """Waits until the session is idle for this reason; gives all events."""
+    def idle(self, kind, before=frozenset()):
+        """Waits until the session is idle for this reason; gives the events that are not `before`."""
         def settled():
             # The daemon may be away.
             with contextlib.suppress(anthropic.APIConnectionError):
-                events = self.history()
+                events = [event for event in self.history() if event.id not in before]
                 last = [e for e in events if e.type.startswith("session.status_")][-1:]
                 ended = last and last[0].type == "session.status_idle"
                 return ended and last[0].stop_reason.type == kind and events
@@ -183,8 +185,9 @@ def said(events):
 def results(events):
     """The text of each tool's result, by the tool's name, and whether it is an error."""
     names = {event.id: event.name for event in of(events, "agent.mcp_tool_use")}
-    return {names[e.mcp_tool_use_id]: ("".join(getattr(b, "text", "") for b in e.content), e.is_error)
-            for e in of(events, "agent.mcp_tool_result")}
+    text = lambda event: "".join(getattr(block, "text", "") for block in event.content)
+    return {names[event.mcp_tool_use_id]: (text(event), event.is_error)
+            for event in of(events, "agent.mcp_tool_result")}
 
 
 def listed(place, session):
@@ -196,7 +199,7 @@ def listed(place, session):
     return path.read_text()
 
 
-def allowed(claims, client, peers):
+def allowed(claims, client, place, peers):
     talk = Talk(client, "allowed", {"notes": NOTES})
     events = talk.turn()
     uses = of(events, "agent.mcp_tool_use")
@@ -209,12 +212,16 @@ def allowed(claims, client, peers):
     claims.holds("a server that asks back in the middle of a call is answered",
                  results(events).get("ask_back") == ("the client is there", False), shown)
     text, failed = results(events).get("fail", ("", None))
-    claims.holds("a tool that fails is a result that is an error", failed and "MARK-77" in text, shown)
-    claims.holds("the model sees the results and ends its turn", said(events)[-1] == "Both answered.",
-                 shown)
+    claims.holds("a tool that fails is a result that is an error",
+                 failed and "MARK-77" in text, shown)
+    claims.holds("the model sees the results and ends its turn",
+                 said(events)[-1] == "Both answered.", shown)
     claims.holds("each call came to the server once",
-                 peers.calls() == ["write MARK-1", "ask_back", "fail"]
-                 or sorted(peers.calls()) == ["ask_back", "fail", "write MARK-1"], peers.calls())
+                 sorted(peers.calls()) == ["ask_back", "fail", "write MARK-1"], peers.calls())
+    log = listed(place, talk.id)
+    claims.holds("all pages of its list are known, with their descriptions", all(
+        f"mcp__notes__{name}" in log for name in ("write", "burn", "hold", "ask_back", "fail"))
+                 and "Holds a note until somebody releases it." in log, log[:4000])
     return talk
 
 
@@ -226,7 +233,8 @@ def asks(claims, client, peers):
     use = of(events, "agent.mcp_tool_use")[-1]
     idle = of(events, "session.status_idle")[-1]
     claims.holds("a toolset that says nothing asks: the session waits for an answer to this call",
-                 use.evaluated_permission == "ask" and idle.stop_reason.event_ids == [use.id], events)
+                 use.evaluated_permission == "ask"
+                 and idle.stop_reason.event_ids == [use.id], events)
     claims.holds("and the server has heard of no call", peers.calls() == before, peers.calls())
     talk.send({"type": "user.tool_confirmation", "tool_use_id": use.id, "result": "allow"})
 
@@ -236,8 +244,8 @@ def asks(claims, client, peers):
         return uses[-1].id != use.id and events
 
     events = wait_for("the second question", SECONDS, next_question)
-    claims.holds("a confirmation lets it go", results(events).get("write") == ("noted: MARK-2", False),
-                 events)
+    claims.holds("a confirmation lets it go",
+                 results(events).get("write") == ("noted: MARK-2", False), events)
     burn = of(events, "agent.mcp_tool_use")[-1]
     talk.send({"type": "user.tool_confirmation", "tool_use_id": burn.id, "result": "deny",
                "deny_message": "not the notes"})
@@ -262,7 +270,8 @@ def troubles(claims, client, place, peers):
     claims.holds("the message says what failed", "401" in errors["notes"].message
                  and "could not pass" in errors["down"].message
                  and "denied" in errors["elsewhere"].message, errors)
-    claims.holds("the session goes on and answers", said(events) == ["I answer without them."], events)
+    claims.holds("the session goes on and answers",
+                 said(events) == ["I answer without them."], events)
     place.store_secret("stale", TOKEN)
     events = talk.turn()
     claims.holds("with the right token in the vault the next turn has the server's tools",
@@ -301,7 +310,7 @@ def everything(claims, client, place, peers):
     sessions = {s["session"] for s in requests} - {""}
     claims.holds("all in one session, without a credential",
                  len(sessions) == 1 and not any(s["authorization"] for s in requests), requests)
-    long = next(s for s, body in posted if body.get("params", {}).get("name", "").startswith("trig"))
+    long = next(s for s, _ in posted if '"trigger-long-running-operation"' in s["body"])
     claims.holds("the long call was told of on the way",
                  "progressToken" in long["body"] and long["sent"] > LONG["steps"] * 80, long)
     tools = listed(place, talk.id)
@@ -315,23 +324,20 @@ def killed(claims, client, place, peers):
     talk = Talk(client, "killed", {"notes": NOTES})
     talk.send(message("Go on."))
     wait_for("the call to begin", SECONDS, lambda: peers.calls() != before)
-    harness = [pid for pid in secrecy.children(place.up.pid) if program(pid) == "harnessd"]
+    running = map(secrecy.Process, secrecy.children(place.up.pid))
+    harness = [process for process, _ in secrecy.looked(running, secrecy.Process.learn)
+               if process.role == "harnessd"]
     claims.holds("harnessd runs while the call does", len(harness) == 1, harness)
-    os.kill(harness[0], signal.SIGKILL)
+    os.kill(int(harness[0].place.name), signal.SIGKILL)
     events = talk.idle("end_turn")
     text, failed = results(events).get("hold", ("", None))
     claims.holds("after kill -9 in a call its result is that its outcome is unknown",
                  failed and "whether it did its work is unknown" in text, events)
-    claims.holds("the model is told, and the turn ends", said(events)[-1] == "I do not know.", events)
+    claims.holds("the model is told, and the turn ends",
+                 said(events)[-1] == "I do not know.", events)
     (peers.root / "release").touch()
     claims.holds("the call came to the server once", peers.calls() == [*before, "hold MARK-6"],
                  peers.calls())
-
-
-def program(pid):
-    with contextlib.suppress(OSError):
-        return pathlib.Path(f"/proc/{pid}/exe").resolve().name
-    return ""
 
 
 def main():
@@ -351,7 +357,7 @@ def main():
         place.store_secret("stale", WRONG)
         client = client_of(str(socket), [])
 
-        talk = allowed(claims, client, peers)
+        talk = allowed(claims, client, place, peers)
         asks(claims, client, peers)
         troubles(claims, client, place, peers)
         everything(claims, client, place, peers)

@@ -11,6 +11,8 @@ import sys
 
 from fastmcp import Context, FastMCP
 from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
+from mcp.shared.message import ServerMessageMetadata
+from mcp.types import EmptyResult, PingRequest
 
 PLACE = pathlib.Path(sys.argv[1])
 TOKEN = (PLACE / "token").read_text()
@@ -51,7 +53,10 @@ async def hold(text: str) -> str:
 async def ask_back(context: Context) -> str:
     """Answers once its client has answered it, in the middle of the call."""
     begun("ask_back")
-    await context.session.send_ping()
+    # On the call's own stream: a client need not have another one open.
+    await context.session.send_request(
+        PingRequest(), EmptyResult, request_read_timeout_seconds=20,
+        metadata=ServerMessageMetadata(related_request_id=context.request_id))
     return "the client is there"
 
 
