@@ -89,6 +89,10 @@ SCRIPTS = {
             call("mcp__everything__get-resource-reference", resourceId=-1)]},
         {"text": "All seen.", "expect": "Invalid resourceId"},
     ],
+    "interrupted": [
+        {"text": "I hold it.", "tools": [call("mcp__notes__hold", text="MARK-7")]},
+        {"text": "I heard.", "expect": "cancelled by the user"},
+    ],
     "killed": [
         {"text": "I hold it.", "tools": [call("mcp__notes__hold", text="MARK-6")]},
         {"text": "I do not know.", "expect": "whether it did its work is unknown"},
@@ -191,7 +195,7 @@ def results(events):
 
 
 def listed(place, session):
-    """The tools that the model was shown, from the session's log."""
+    """The session's log, where its tools stand as the model is shown them."""
     path = place.root / f"{session}.export"
     done = place.command("session", "export", session, str(path))
     if done.returncode:
@@ -321,6 +325,22 @@ def everything(claims, client, place, peers):
             "echo", "get-sum", "get-tiny-image", "get-structured-content")), tools[:4000])
 
 
+def interrupted(claims, client, peers):
+    before = peers.calls()
+    talk = Talk(client, "interrupted", {"notes": NOTES})
+    talk.send(message("Go on."))
+    wait_for("the call to begin", SECONDS, lambda: peers.calls() != before)
+    talk.send({"type": "user.interrupt"})
+    events = talk.idle("end_turn")
+    text, failed = results(events).get("hold", ("", None))
+    claims.holds("an interrupt ends a call, whose outcome is said to be unknown",
+                 failed and "cancelled by the user" in text and "unknown" in text, events)
+    cancelled = peers.root / "cancelled"
+    heard = wait_for("the server to hear of it", SECONDS,
+                     lambda: cancelled.exists() and cancelled.read_text())
+    claims.holds("and the server hears of it", heard == "MARK-7", heard)
+
+
 def killed(claims, client, place, peers):
     before = peers.calls()
     talk = Talk(client, "killed", {"notes": NOTES})
@@ -363,6 +383,7 @@ def main():
         asks(claims, client, peers)
         troubles(claims, client, place, peers)
         everything(claims, client, place, peers)
+        interrupted(claims, client, peers)
         killed(claims, client, place, peers)
 
         search = secrecy.Search(place.secrets)

@@ -1,7 +1,8 @@
 """An MCP server by fastmcp, over TLS, for whoever shows its bearer token.
 
 Usage: notes.py DIRECTORY PORT CERTIFICATE KEY. The directory holds the file `token`; each call of a
-tool is one line of its file `calls`, written before the call does anything; `release` ends `hold`.
+tool is one line of its file `calls`, written before the call does anything; `release` ends `hold`,
+and `cancelled` says which note's was cancelled.
 Its list of tools comes in pages of two.
 """
 
@@ -44,8 +45,12 @@ def burn(text: str) -> str:
 async def hold(text: str) -> str:
     """Holds a note until somebody releases it."""
     begun(f"hold {text}")
-    while not (PLACE / "release").exists():
-        await asyncio.sleep(0.05)
+    try:
+        while not (PLACE / "release").exists():
+            await asyncio.sleep(0.05)
+    except asyncio.CancelledError:
+        (PLACE / "cancelled").write_text(text)
+        raise
     return f"released: {text}"
 
 
