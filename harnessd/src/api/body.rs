@@ -28,6 +28,8 @@ const SHORT_BYTES_MAX: usize = 64 * 1024;
 const LONG_AT_ONCE: usize = 3;
 /// How long a long one may take to come.
 const LONG_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long the rest of a refused one is read.
+const REST_TIME_MAX: Duration = Duration::from_secs(5);
 /// About twice what a step of an import, the fullest of honest requests, can have.
 const VALUES_MAX: usize = 400_000;
 /// About what one value or name takes beside its text.
@@ -99,6 +101,7 @@ impl FromRequest<ApiState> for JsonBody {
             let permits = state.bodies.long_of(&owner).await?;
             let whole = tokio::time::timeout(LONG_TIME_MAX, coming.read_to(BODY_BYTES_MAX)).await;
             if !whole.map_err(|_| ApiError::too_slow(LONG_TIME_MAX))?? {
+                coming.pass_over().await;
                 return Err(ApiError::too_large(BODY_BYTES_MAX));
             }
             // The permits go along: the work goes on when the client has gone.
@@ -153,11 +156,28 @@ impl Coming {
             let Ok(piece) = frame.into_data() else { continue };
             self.values.see(&piece);
             if self.values.count > VALUES_MAX {
+                self.pass_over().await;
                 return Err(ApiError::too_many_values(VALUES_MAX));
             }
             self.bytes.extend_from_slice(&piece);
         }
         Ok(false)
+    }
+
+    /// Reads what still comes and keeps none of it: a client that is sending when its connection
+    /// closes may never see the answer (RFC 9112, section 9.6). Who sends on and on is cut off.
+    async fn pass_over(&mut self) {
+        self.bytes = Vec::new();
+        let rest = async {
+            let mut passed = 0;
+            while passed <= BODY_BYTES_MAX
+                && let Some(Ok(frame)) = self.body.frame().await
+            {
+                passed += frame.data_ref().map_or(0, |piece| piece.len());
+            }
+        };
+        // Whatever came until then, the answer follows.
+        let _ = tokio::time::timeout(REST_TIME_MAX, rest).await;
     }
 }
 
