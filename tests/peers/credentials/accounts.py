@@ -192,9 +192,10 @@ def check(claims, place, packages, postgres):
     os.killpg(place.up.pid, signal.SIGKILL)
     place.up.wait(60)
     killed.communicate(timeout=60)
-    claims.holds("a kill of all processes leaves it", len(postgres.accounts()) == 1)
+    # proxyd may have seen its clients die before it did, and have ended the account itself. What it
+    # surely left is for a test of its own (proxyd/tests/openbao/leases.rs).
     place.begin()
-    claims.holds("what a killed proxyd has left is ended at the next start", ended())
+    claims.holds("no account outlives a kill of all processes and the next start", ended())
     passwords = {password for _, password in Door.seen}
     needles = [*passwords, bao.secret]
     found, read = place.files_holding([needle.encode() for needle in needles])
