@@ -136,19 +136,24 @@ fn a_directory_that_holds_or_lies_in_the_daemons_own_is_no_workspace() {
         &installation.layout.policies,
         &installation.layout.state.join("proxyd"),
     ] {
-        let output = installation
-            .command(&["exec"])
-            .args(["--environment", "dev", "--workspace"])
-            .arg(workspace)
-            .args(["--", "ls", "/workspace"])
-            .output()
-            .unwrap();
-
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{}", workspace.display());
-        assert!(said.contains("belongs to the daemons"), "{said}");
-        assert!(output.stdout.is_empty());
+        assert_no_workspace(&installation, workspace, "belongs to the daemons");
     }
+}
+
+/// A sandbox with this as its workspace is refused, for that reason, and its command never runs.
+fn assert_no_workspace(installation: &Installation, workspace: &Path, reason: &str) {
+    let output = installation
+        .command(&["exec"])
+        .args(["--environment", "dev", "--workspace"])
+        .arg(workspace)
+        .args(["--", "ls", "/workspace"])
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{}", workspace.display());
+    assert!(said.contains(reason), "{said}");
+    assert!(output.stdout.is_empty());
 }
 
 #[test]
@@ -161,18 +166,7 @@ fn a_directory_of_the_kernels_or_of_the_hosts_services_is_no_workspace() {
         (shared.path(), "it is or lies in /dev, the host's devices"),
         (own.as_path(), "it lies in a file system of the kernel's, proc"),
     ] {
-        let output = installation
-            .command(&["exec"])
-            .args(["--environment", "dev", "--workspace"])
-            .arg(workspace)
-            .args(["--", "ls", "/workspace"])
-            .output()
-            .unwrap();
-
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{}", workspace.display());
-        assert!(said.contains(part), "{said}");
-        assert!(output.stdout.is_empty());
+        assert_no_workspace(&installation, workspace, part);
     }
 }
 

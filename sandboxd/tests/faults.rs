@@ -80,6 +80,7 @@ async fn what_this_version_cannot_do_is_refused_with_the_reason() {
     let session = SessionId::random();
 
     for (environment, reason) in [
+        ("strict", "limits are required, and disk can be limited for each file only"),
         ("packed", "packages and setup commands run under the policy \"packages\""),
         ("rootless", "/nonexistent"),
     ] {

@@ -69,7 +69,7 @@ impl Daemon {
         write_policy(&layout.policies, "small", "processes = 32");
         write_policy(&layout.policies, "brief", "idle-timeout = \"1s\"");
         write_policy(&layout.policies, "lean", "memory = \"96MiB\"");
-        write_policy(&layout.policies, "strict", "limits = \"required\"");
+        write_policy(&layout.policies, "strict", "limits = \"required\"\ndisk = \"1GiB\"");
         write_policy(&layout.policies, "packed", "packages = { pip = [\"requests==2.32.5\"] }");
         write_policy(&layout.policies, "rootless", "root = \"/nonexistent\"");
         settings(&layout, "cells-ready = 0\n");
