@@ -155,7 +155,8 @@ async fn connections_that_wait_hold_up_nobody_and_end_with_their_program() {
 
     assert_eq!(waited.output, "uid 1000\n143\nuid 1000");
     drop((full, server));
-    assert_eq!(run(&cell, "./intruder unix-crowd c 200").await.output, "200 answered");
+    // Each that waits takes two of the 256 processes: its own thread and one of its guard's.
+    assert_eq!(run(&cell, "./intruder unix-crowd c 100").await.output, "100 answered");
 }
 
 #[tokio::test]

@@ -40,21 +40,35 @@ pub fn ask(paths: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Ends the program, whatever its other threads wait for.
+fn give_up(what: &str, error: &std::io::Error) -> ! {
+    println!("{what}: {error}");
+    std::process::exit(1)
+}
+
 pub fn crowd(path: &str, count: usize) -> Result<()> {
     let listener = UnixListener::bind(path)?;
     sys::set_backlog(&listener, 0)?;
-    let client = || -> Result<String> {
+    let client = || {
         let mut said = String::new();
-        UnixStream::connect(path)?.read_to_string(&mut said)?;
-        Ok(said)
+        let heard = UnixStream::connect(path).and_then(|mut s| s.read_to_string(&mut said));
+        if let Err(error) = heard {
+            give_up("a connection failed", &error);
+        }
+        said == "answer"
     };
     let answered = std::thread::scope(|scope| -> Result<usize> {
-        let clients: Vec<_> = (0..count).map(|_| scope.spawn(client)).collect();
+        let mut clients = Vec::new();
+        for _ in 0..count {
+            match std::thread::Builder::new().spawn_scoped(scope, client) {
+                Ok(made) => clients.push(made),
+                Err(error) => give_up("no thread for a client", &error),
+            }
+        }
         for _ in 0..count {
             listener.accept()?.0.write_all(b"answer")?;
         }
-        let heard = clients.into_iter().map(std::thread::ScopedJoinHandle::join);
-        Ok(heard.filter(|said| matches!(said, Ok(Ok(said)) if said == "answer")).count())
+        Ok(clients.into_iter().filter_map(|client| client.join().ok()).filter(|said| *said).count())
     })?;
     println!("{answered} answered");
     Ok(())
