@@ -259,7 +259,12 @@ async fn a_lease_that_is_closed_or_expires_takes_its_flows_and_its_token_with_it
         let mut errors = String::new();
         held.child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         let reason = if by_hand { "closed by hand" } else { "its time is over" };
-        assert!(errors.contains(reason), "{errors}");
+        assert!(
+            errors.contains(reason),
+            "{errors:?} of {:?} for {:?}",
+            held.child,
+            held.said["lease"]
+        );
         let after = talk(&mut egress.unwrap(), &bearer(&held.text("token")), GET).await;
         assert!(after.starts_with("HTTP/1.1 407 "), "{after}");
         let files = std::path::PathBuf::from(held.text("ca"));
