@@ -240,7 +240,6 @@ async fn a_lease_that_is_closed_or_expires_takes_its_flows_and_its_token_with_it
         let options: &[&str] = if by_hand { &["--ttl", "8h"] } else { &["--ttl", "10s"] };
         let mut held = tokio::task::block_in_place(|| Held::open(&installation, options));
         let mut open = tunnel(&held).await;
-        let egress = UnixStream::connect(installation.layout.proxyd_egress()).await;
 
         if by_hand {
             assert!(held.said["seconds_left"].as_u64().unwrap() > 8 * 3600 - 60);
@@ -259,13 +258,9 @@ async fn a_lease_that_is_closed_or_expires_takes_its_flows_and_its_token_with_it
         let mut errors = String::new();
         held.child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         let reason = if by_hand { "closed by hand" } else { "its time is over" };
-        assert!(
-            errors.contains(reason),
-            "{errors:?} of {:?} for {:?}",
-            held.child,
-            held.said["lease"]
-        );
-        let after = talk(&mut egress.unwrap(), &bearer(&held.text("token")), GET).await;
+        assert!(errors.contains(reason), "{errors}");
+        let mut egress = UnixStream::connect(installation.layout.proxyd_egress()).await.unwrap();
+        let after = talk(&mut egress, &bearer(&held.text("token")), GET).await;
         assert!(after.starts_with("HTTP/1.1 407 "), "{after}");
         let files = std::path::PathBuf::from(held.text("ca"));
         assert!(!files.exists(), "its files are left behind");

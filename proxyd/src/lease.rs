@@ -426,11 +426,12 @@ impl Leases {
         }
     }
 
-    /// The lease that a token stands for.
+    /// The lease that a token stands for. Of one that has ended but is still held, none: whoever
+    /// comes then is told so, where a flow under it would only be cut.
     pub fn by_token(&self, token: &str) -> Option<Arc<Lease>> {
         let table = self.table();
         let id = table.tokens.find(&Hash::of(token))?;
-        table.live.get(id)?.clone()
+        table.live.get(id)?.clone().filter(|lease| !lease.end.is_cancelled())
     }
 
     /// Keeps a refusal for the calls that run on the lease it was recorded for.
@@ -441,7 +442,9 @@ impl Leases {
     }
 
     pub fn views(&self) -> Vec<LeaseView> {
-        let mut views: Vec<_> = self.live().iter().map(|lease| lease.view()).collect();
+        let live = self.live();
+        let open = live.iter().filter(|lease| !lease.end.is_cancelled());
+        let mut views: Vec<_> = open.map(|lease| lease.view()).collect();
         views.sort_by(|a, b| a.lease.cmp(&b.lease));
         views
     }

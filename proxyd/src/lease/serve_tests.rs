@@ -2,13 +2,15 @@
 
 use ipc::id::CallId;
 
+use super::super::Leases;
 use super::super::budgets::Budgets;
 use super::super::names::Names;
 use super::super::share::Shares;
 use super::*;
+use crate::tls::authority::AuthorityId;
 
-fn lease(dir: &std::path::Path) -> Arc<Lease> {
-    let open = Open {
+fn opening() -> Open {
+    Open {
         version: VERSION,
         lease: LeaseId::random(),
         holder: Holder::Explicit,
@@ -17,7 +19,11 @@ fn lease(dir: &std::path::Path) -> Arc<Lease> {
         sandbox: None,
         session: None,
         descriptors: Vec::new(),
-    };
+    }
+}
+
+fn lease(dir: &std::path::Path) -> Arc<Lease> {
+    let open = opening();
     let names = Names::open(&dir.join("names"), "x").unwrap();
     let (shares, end) = (Shares::here(), CancellationToken::new());
     let shares = (&shares, shares.lease("x", 0).unwrap());
@@ -64,4 +70,21 @@ async fn a_holder_that_asks_without_end_is_heard_again_as_answers_go_out() {
     assert!(listening.await.unwrap());
     // One for each question that waits, and those two, of which one may have ended.
     assert!((CALLS_MAX..=CALLS_MAX + 2).contains(&most), "{most} tasks");
+}
+
+#[test]
+fn a_token_stands_for_no_lease_from_its_end_on_although_its_holder_is_still_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let leases = Leases::open(dir.path()).unwrap();
+    let token = Some(Hash::of("token"));
+    let choose = |_| AuthorityId::parse(&"0".repeat(16)).unwrap();
+    let end = CancellationToken::new();
+    let lease = leases.enter(opening(), &Terms::default(), token, end, choose).ok().unwrap();
+    let open = (leases.by_token("token").is_some(), leases.views().len());
+
+    lease.finish("its time is over");
+
+    assert_eq!(open, (true, 1));
+    assert!(leases.by_token("token").is_none(), "a client would be cut without a word");
+    assert!(leases.views().is_empty());
 }
